@@ -1,0 +1,67 @@
+# Two commands do everything on a machine that has only python3 (3.10 to 3.13): `make demo` and `make test`.
+# Both build .venv first; stamp files keep later runs quick.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+STAMP  := $(VENV)/.stamps
+
+# Oldest to newest minor release that register.py knows; the newest is the one .venv itself holds.
+FRONTENDS_BESIDE := 1.30.0 1.31.0
+FRONTEND_STAMPS  := $(FRONTENDS_BESIDE:%=$(STAMP)/frontend-%)
+
+.PHONY: demo test lint format planning host clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    one attention layer on real text through cudnn.pygraph and this engine"
+	@echo "make test    lint, types, host tests, planning against every supported cudnn-frontend, samples"
+	@echo "make lint    ruff and mypy only        make format   let ruff rewrite"
+
+demo: $(STAMP)/installed
+	$(BIN)/python samples/01_graph_api.py
+
+test: lint planning host
+
+lint: $(STAMP)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The other releases of cudnn-frontend lie beside .venv's own and go first on the path.
+planning: $(STAMP)/installed $(FRONTEND_STAMPS)
+	@set -e; for version in $(FRONTENDS_BESIDE); do \
+	    echo "== planning against cudnn-frontend $$version"; \
+	    PYTHONPATH=$(CURDIR)/$(VENV)/frontends/$$version $(BIN)/python -m pytest -q -m planning tests/host; \
+	done
+
+# Everything without a GPU, on .venv's own cudnn-frontend: planning, docs/support.md and the samples are among these.
+# tests/gpu is collected so that it cannot rot, and skips itself where there is no GPU.
+host: $(STAMP)/installed
+	$(BIN)/python -m pytest -q tests
+
+$(STAMP)/venv:
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMP)
+	touch $@
+
+# torch by itself and first, so that pip takes the build a machine prefers for exactly this version.
+$(STAMP)/torch: $(STAMP)/venv constraints.txt
+	$(PIP) torch==2.13.0
+	touch $@
+
+$(STAMP)/installed: $(STAMP)/torch pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e '.[test]'
+	touch $@
+
+$(STAMP)/frontend-%: $(STAMP)/venv
+	$(PIP) --no-deps --upgrade --target $(VENV)/frontends/$* nvidia-cudnn-frontend==$*
+	touch $@
+
+clean:
+	rm -rf $(VENV)
