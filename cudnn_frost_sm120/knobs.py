@@ -47,7 +47,9 @@ class BwdKnobs:
             values[field_of[number]] = value
         missing = [PUBLIC_NAMES[field] for field in PUBLIC_NAMES if field not in values]
         if missing:
-            raise ValueError(f"knobs {', '.join(missing)} are missing; a recorded plan holds all of {', '.join(PUBLIC_NAMES.values())}")
+            raise ValueError(
+                f"knobs {', '.join(missing)} are missing; a recorded plan holds all of {', '.join(PUBLIC_NAMES.values())}"
+            )
         mode = values.pop("reduction_mode")
         if mode not in list(ReductionMode):
             served = ", ".join(f"{m.value} ({m.name})" for m in ReductionMode)
