@@ -14,6 +14,11 @@ class ReductionMode(IntEnum):
     ATOMIC = 0  # fp32 atomic adds into workspace
 
 
+PUBLIC_NAMES = {"tile_m": "TILE_M", "tile_n": "TILE_N", "stages": "STAGES", "reduction_mode": "REDUCTION_MODE"}
+"""Field of BwdKnobs -> member of cudnn.knob_type."""
+_ALL = ", ".join(PUBLIC_NAMES.values())
+
+
 @dataclass(frozen=True)
 class BwdKnobs:
     """One complete assignment: every field is always set, so a recorded plan pins the kernel."""
@@ -23,6 +28,9 @@ class BwdKnobs:
     stages: int  # Q buffers in flight
     reduction_mode: ReductionMode = ReductionMode.ATOMIC
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={int(getattr(self, field))}" for field, name in PUBLIC_NAMES.items())
+
     def to_public(self) -> dict[Any, int]:
         """``{cudnn.knob_type: int}``, what graph.plans shows and an autotuner records."""
         import cudnn
@@ -31,36 +39,25 @@ class BwdKnobs:
 
     @classmethod
     def from_public(cls, public: Mapping[Any, int]) -> BwdKnobs:
-        """The inverse of to_public. Raises ValueError for a missing, unknown or out-of-domain knob."""
+        """The inverse of to_public; keys may be ints. Raises ValueError for a missing, foreign or unknown one."""
         import cudnn
 
         field_of = {int(getattr(cudnn.knob_type, name).value): field for field, name in PUBLIC_NAMES.items()}
         values: dict[str, int] = {}
         for knob, value in public.items():
-            number = int(getattr(knob, "value", knob))
-            if number not in field_of:
-                raise ValueError(
-                    f"knob {getattr(knob, 'name', knob)} is not one of this engine's; it has {', '.join(PUBLIC_NAMES.values())}"
-                )
+            field = field_of.get(int(getattr(knob, "value", knob)))
+            if field is None:
+                raise ValueError(f"knob {getattr(knob, 'name', knob)} is not one of this engine's, which are {_ALL}")
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"knob {PUBLIC_NAMES[field_of[number]]} must be an int, got {value!r}")
-            values[field_of[number]] = value
-        missing = [PUBLIC_NAMES[field] for field in PUBLIC_NAMES if field not in values]
+                raise ValueError(f"knob {PUBLIC_NAMES[field]} takes an int, not {value!r}")
+            if field in values:
+                raise ValueError(f"knob {PUBLIC_NAMES[field]} is given twice")
+            values[field] = value
+        missing = [name for field, name in PUBLIC_NAMES.items() if field not in values]
         if missing:
-            raise ValueError(
-                f"knobs {', '.join(missing)} are missing; a recorded plan holds all of {', '.join(PUBLIC_NAMES.values())}"
-            )
+            raise ValueError(f"knobs {', '.join(missing)} are missing; a plan is recorded with all of {_ALL}")
         mode = values.pop("reduction_mode")
         if mode not in list(ReductionMode):
-            served = ", ".join(f"{m.value} ({m.name})" for m in ReductionMode)
-            raise ValueError(f"knob REDUCTION_MODE has no value {mode}; served are {served}")
+            served = ", ".join(f"{known.value} ({known.name})" for known in ReductionMode)
+            raise ValueError(f"knob REDUCTION_MODE has no value {mode}; it takes {served}")
         return cls(**values, reduction_mode=ReductionMode(mode))
-
-
-PUBLIC_NAMES: dict[str, str] = {
-    "tile_m": "TILE_M",
-    "tile_n": "TILE_N",
-    "stages": "STAGES",
-    "reduction_mode": "REDUCTION_MODE",
-}
-"""Field of BwdKnobs -> member of cudnn.knob_type."""

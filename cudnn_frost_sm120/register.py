@@ -117,7 +117,7 @@ def _with_our_engine(manifest: Any, family: Any) -> Any:
 
 
 def _checked_family(manifest: Any) -> Any:
-    """The family to extend, after every assumption made above is checked. Raises RuntimeError for the first that fails."""
+    """The family to extend. Raises RuntimeError for the first assumption of this file that does not hold."""
     _require(_frontend_release() in KNOWN_FRONTENDS, "its version is not among those")
     table = getattr(manifest, "MANIFEST", None)
     _require(isinstance(table, tuple) and len(table) > 0, "cudnn.engines.manifest.MANIFEST is not a filled tuple")
