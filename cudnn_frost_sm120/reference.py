@@ -225,12 +225,10 @@ def sdpa_backward(
     full; default: the dims of bias); with ``sink``, dsink has the shape of sink.
     """
     problem = _Problem(q, k, v, scale, mask, seq_len_q, seq_len_kv, bias, sink)
-    zeros = {"dtype": torch.float64, "device": q.device}
-    dq = torch.zeros(q.shape, **zeros)
-    dk, dv = torch.zeros(k.shape, **zeros), torch.zeros(v.shape, **zeros)
+    dq, dk, dv = (torch.zeros(t.shape, dtype=torch.float64, device=q.device) for t in (q, k, v))
     dbias = None if bias is None else _zeros_for_dbias(problem, bias, want_dbias_dims)
-    dsink = None if sink is None else torch.zeros(problem.heads, **zeros)
-    squares = torch.zeros(5, **zeros)  # the squared floors of dq, dk, dv, dbias, dsink
+    dsink = None if sink is None else dq.new_zeros(problem.heads)
+    squares = dq.new_zeros(5)  # the squared floors of dq, dk, dv, dbias, dsink
 
     for piece in problem.pieces():
         at = (piece.batch, piece.head, piece.rows)
