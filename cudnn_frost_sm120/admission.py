@@ -1,0 +1,270 @@
+"""Whether our kernels serve a graph: one ordered table of rules, and the first that hits declines with its reason.
+
+A rule may rely on all rules before it. Rules of features that are not served come from support.py; the others say what
+every graph must have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .config.arch import TMA_MAX_STRIDE
+from .config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, configs_for
+from .facts import ITEMSIZE, MISSING, BwdFacts, TensorFacts
+from .knobs import BwdKnobs
+from .support import DTYPES, FEATURES, LENGTH_DTYPE, STATS_DTYPE, STRIDE_MULTIPLE, TARGETS, Feature
+from .target import Target
+
+_AXES = ("batch", "head", "sequence", "head dim")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``predicate`` is True where the graph must be declined; ``reason`` then says so in one sentence."""
+
+    name: str
+    predicate: Callable[[BwdFacts, Target], bool]
+    reason: Callable[[BwdFacts, Target], str]
+
+
+def decline_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs | None = None) -> str | None:
+    """Why ``facts`` is not served on ``target`` (with ``knobs``, if given), or None where it is."""
+    for rule in RULES:
+        if rule.predicate(facts, target):
+            return f"{rule.reason(facts, target)} [{rule.name}]"
+    if knobs is not None:
+        from .heuristics import ranked_knobs
+
+        offered = ranked_knobs(facts, target)
+        if knobs not in offered:
+            return f"knobs {knobs} are not offered for this graph; it has {'; '.join(map(str, offered))} [knobs]"
+    return None
+
+
+def _operands(facts: BwdFacts) -> tuple[TensorFacts, ...]:
+    return (*facts.io(), facts.stats)
+
+
+def _names(tensors: Iterable[TensorFacts]) -> str:
+    return ", ".join(tensor.name for tensor in tensors)
+
+
+# Every helper below returns what is wrong, or an empty value; the rules turn that into their two halves.
+
+
+def _misshapen(facts: BwdFacts) -> str:
+    b, hq, sq, dqk = facts.q.dim
+    _, hk, sk, _ = facts.k.dim
+    hv, dv = facts.v.dim[1], facts.v.dim[3]
+    wanted = {
+        "k": (b, hk, sk, dqk),
+        "v": (b, hv, sk, dv),
+        "o": (b, hq, sq, dv),
+        "do": (b, hq, sq, dv),
+        "stats": (b, hq, sq, 1),
+        "dq": facts.q.dim,
+        "dk": facts.k.dim,
+        "dv": facts.v.dim,
+    }
+    for tensor in _operands(facts):
+        if tensor.name in wanted and tensor.dim != wanted[tensor.name]:
+            return f"{tensor.name} has dims {tensor.dim} where q, k and v imply {wanted[tensor.name]}"
+        if min(tensor.dim) < 1:
+            return f"{tensor.name} has dims {tensor.dim}, and every dim must be at least 1"
+    return ""
+
+
+def _steps(tensor: TensorFacts) -> list[tuple[int, int, str]]:
+    """(stride, extent, axis name) of the dims that are stepped; the strides of size-1 dims mean nothing."""
+    axes = zip(tensor.stride, tensor.dim, _AXES, strict=True)
+    return [(stride, extent, axis) for stride, extent, axis in axes if extent > 1]
+
+
+def _not_contiguous(facts: BwdFacts) -> str:
+    bad = [tensor for tensor in facts.io() if tensor.stride[3] != 1]
+    return _names(bad)
+
+
+def _broadcast(facts: BwdFacts) -> str:
+    for tensor in _operands(facts):
+        for stride, extent, axis in _steps(tensor):
+            if stride < 1:
+                return f"{tensor.name} has stride {stride} on its {axis} of size {extent}"
+    return ""
+
+
+def _odd_stride(facts: BwdFacts) -> str:
+    for tensor in facts.io():
+        for stride, _, axis in _steps(tensor)[:-1]:
+            if stride % STRIDE_MULTIPLE:
+                return f"the {axis} stride of {tensor.name} is {stride}"
+    return ""
+
+
+def _huge_stride(facts: BwdFacts) -> str:
+    for tensor in facts.io():
+        for stride, _, axis in _steps(tensor):
+            if stride * ITEMSIZE[tensor.dtype] >= TMA_MAX_STRIDE:
+                return f"the {axis} stride of {tensor.name} is {stride}"
+    return ""
+
+
+def _overlapping(facts: BwdFacts) -> str:
+    for tensor in facts.outputs():
+        reach = 0
+        for stride, extent in sorted(
+            (stride, extent) for stride, extent in zip(tensor.stride, tensor.dim, strict=True) if extent > 1
+        ):
+            if stride <= reach:
+                return f"{tensor.name} with dims {tensor.dim} and strides {tensor.stride} has elements on one address"
+            reach += stride * (extent - 1)
+    return ""
+
+
+def _bad_bound(facts: BwdFacts) -> str:
+    if facts.mask.left_bound is not None and facts.mask.left_bound < 1:
+        return f"the left bound is {facts.mask.left_bound}, and must be at least 1"
+    if facts.mask.right_bound is not None and facts.mask.right_bound < 0:
+        return f"the right bound is {facts.mask.right_bound}, and must be at least 0"
+    return ""
+
+
+def _bad_lengths(facts: BwdFacts) -> str:
+    lengths = {"seq_len_q": facts.seq_len_q, "seq_len_kv": facts.seq_len_kv}
+    given = {name: tensor for name, tensor in lengths.items() if tensor is not None}
+    if facts.mask.padding and len(given) < 2:
+        return "use_padding_mask needs both seq_len_q and seq_len_kv"
+    if given and not facts.mask.padding:
+        return f"{' and '.join(given)} without use_padding_mask would mask nothing"
+    for name, tensor in given.items():
+        if tensor.dtype != LENGTH_DTYPE:
+            return f"{name} is {tensor.dtype}, and must be {LENGTH_DTYPE}"
+        if tensor.dim not in ((facts.batch,), (facts.batch, 1, 1, 1)):
+            return f"{name} has dims {tensor.dim} where the batch implies {(facts.batch, 1, 1, 1)}"
+        if facts.batch > 1 and tensor.stride[0] != 1:
+            return f"{name} has stride {tensor.stride[0]}, and must be contiguous"
+        if tensor.by_value:
+            return f"{name} lies in host memory, and must be on the device"
+    return ""
+
+
+def _odd_headdim(facts: BwdFacts) -> bool:
+    return bool(facts.headdim_qk % HEADDIM_MULTIPLE or facts.headdim_v % HEADDIM_MULTIPLE)
+
+
+def _heads_of(facts: BwdFacts) -> str:
+    return f"H_q={facts.heads_q}, H_k={facts.heads_k}, H_v={facts.heads_v}"
+
+
+def _headdims_of(facts: BwdFacts) -> str:
+    return f"d_qk={facts.headdim_qk}, d_v={facts.headdim_v}"
+
+
+def _not_served(feature: Feature) -> Rule:
+    return Rule(
+        feature.name,
+        lambda facts, target: feature.asked(facts),
+        lambda facts, target: f"the graph asks for {feature.title}, which this engine does not serve",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "target",
+        lambda f, t: t.name not in TARGETS,
+        lambda f, t: f"the target is {t.name}, and this engine serves {', '.join(TARGETS)}",
+    ),
+    Rule(
+        "kind",
+        lambda f, t: f.kind != "sdpa_backward",
+        lambda f, t: f"this is an {f.kind} graph, and this engine serves sdpa_backward in {' and '.join(DTYPES)}",
+    ),
+    Rule(
+        "single_node",
+        lambda f, t: bool(f.other_nodes),
+        lambda f, t: f"the graph has {', '.join(f.other_nodes)} beside sdpa_backward, which is served alone",
+    ),
+    Rule(
+        "unknown",
+        lambda f, t: bool(f.unknown),
+        lambda f, t: f"the graph sets {', '.join(f.unknown)}, which this version does not know",
+    ),
+    Rule(
+        "operands",
+        lambda f, t: any(tensor.dtype == MISSING for tensor in _operands(f)),
+        lambda f, t: f"the graph has no {_names(x for x in _operands(f) if x.dtype == MISSING)}",
+    ),
+    Rule(
+        "rank",
+        lambda f, t: any(len(tensor.dim) != 4 or len(tensor.stride) != 4 for tensor in _operands(f)),
+        lambda f, t: f"{_names(x for x in _operands(f) if len(x.dim) != 4 or len(x.stride) != 4)} must have 4 dims",
+    ),
+    Rule("shapes", lambda f, t: bool(_misshapen(f)), lambda f, t: _misshapen(f)),
+    *(_not_served(feature) for feature in FEATURES if not feature.served),
+    Rule(
+        "dtype",
+        lambda f, t: f.dtype not in DTYPES,
+        lambda f, t: f"q is {f.dtype}, and this engine serves {' and '.join(DTYPES)}",
+    ),
+    Rule(
+        "uniform_dtype",
+        lambda f, t: any(tensor.dtype != f.dtype for tensor in f.io()),
+        lambda f, t: f"{_names(x for x in f.io() if x.dtype != f.dtype)} must be {f.dtype}, as q is",
+    ),
+    Rule(
+        "stats_dtype",
+        lambda f, t: f.stats.dtype != STATS_DTYPE,
+        lambda f, t: f"stats is {f.stats.dtype}, and must be {STATS_DTYPE}",
+    ),
+    Rule(
+        "heads",
+        lambda f, t: f.heads_q % f.heads_k != 0 or f.heads_k != f.heads_v,
+        lambda f, t: f"{_heads_of(f)}, and H_q must be a multiple of H_k, which must equal H_v",
+    ),
+    Rule(
+        "headdim_multiple",
+        lambda f, t: _odd_headdim(f),
+        lambda f, t: f"{_headdims_of(f)}, and head dims must be multiples of {HEADDIM_MULTIPLE}",
+    ),
+    Rule(
+        "headdim_max",
+        lambda f, t: not configs_for(f.headdim_qk, f.headdim_v),
+        lambda f, t: f"{_headdims_of(f)}, and head dims up to {MAX_HEADDIM} are served",
+    ),
+    Rule(
+        "headdim_contiguous",
+        lambda f, t: bool(_not_contiguous(f)),
+        lambda f, t: f"{_not_contiguous(f)} must have stride 1 on the head dim",
+    ),
+    Rule(
+        "broadcast",
+        lambda f, t: bool(_broadcast(f)),
+        lambda f, t: f"{_broadcast(f)}, and must not be expanded or reversed",
+    ),
+    Rule(
+        "stride_multiple",
+        lambda f, t: bool(_odd_stride(f)),
+        lambda f, t: f"{_odd_stride(f)}, and must be a multiple of {STRIDE_MULTIPLE} elements (16 bytes)",
+    ),
+    Rule(
+        "stride_max",
+        lambda f, t: bool(_huge_stride(f)),
+        lambda f, t: f"{_huge_stride(f)}, and must be below {TMA_MAX_STRIDE} bytes",
+    ),
+    Rule(
+        "virtual",
+        lambda f, t: any(x.virtual for x in (*f.inputs(), *f.outputs())),
+        lambda f, t: f"{_names(x for x in (*f.inputs(), *f.outputs()) if x.virtual)} must be set_output(True)",
+    ),
+    Rule("overlap", lambda f, t: bool(_overlapping(f)), lambda f, t: _overlapping(f)),
+    Rule("mask_bounds", lambda f, t: bool(_bad_bound(f)), lambda f, t: _bad_bound(f)),
+    Rule("lengths", lambda f, t: bool(_bad_lengths(f)), lambda f, t: _bad_lengths(f)),
+    Rule(
+        "scale",
+        lambda f, t: f.scale is not None and not math.isfinite(f.scale),
+        lambda f, t: f"attn_scale is {f.scale}, and must be finite",
+    ),
+)
+"""In order; a name appears once."""
