@@ -15,11 +15,15 @@ from typing import Any
 import torch
 
 from .facts import BwdFacts, MaskFacts, TensorFacts
+from .target import Target
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "int32"}
 _REQUIRED = ("q", "k", "v", "o", "do", "stats", "dq", "dk", "dv")
 _OPTIONAL = ("seq_len_q", "seq_len_kv", "bias", "dbias", "sink", "dsink")
 _PLANS_KEPT = 4096  # per process; one is a few kilobytes, and kernels are shared between them
+
+# Admission rules that no problem can break, only arguments that do not fit each other.
+_CONTRADICTIONS = frozenset({"rank", "shapes", "uniform_dtype", "stats_dtype", "mask_bounds", "lengths"})
 
 # (shape, stride, dtype, device) of one tensor; a problem is one of these, or None, per name above.
 _Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -111,8 +115,8 @@ def sdpa_bwd_wrapper_dsl_sm120(
             workspace_bytes,
             torch.cuda.current_stream(device).cuda_stream,
         )
-    names = ("dq", "dk", "dv", "dbias", "dsink")
-    return NamedResults({f"{name}_tensor": tensors[name] for name in names if tensors[name] is not None})
+    results = ((name, tensors[name]) for name in ("dq", "dk", "dv", "dbias", "dsink"))
+    return NamedResults({f"{name}_tensor": t for name, t in results if t is not None})
 
 
 def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None, padding: bool) -> MaskFacts:
@@ -135,69 +139,46 @@ def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None,
 def _launcher(
     signatures: tuple[_Signature | None, ...], mask: MaskFacts, scale: float, deterministic: bool
 ) -> tuple[Any, int]:
-    """The launcher of the first plan and its workspace in bytes; a decline is not remembered."""
-    from . import heuristics, target
-    from .admission import decline_reason
+    """The launcher of the first plan, and its workspace in bytes. What raises is not remembered."""
+    from . import target
     from .compile import compile_chain
+    from .heuristics import ranked_knobs
     from .launch import Launcher
     from .plan import make_plan
 
-    given = dict(zip((*_REQUIRED, *_OPTIONAL), signatures, strict=True))
+    given = {n: s for n, s in zip((*_REQUIRED, *_OPTIONAL), signatures, strict=True) if s is not None}
+    device = given["q"][3]
+    for name, signature in given.items():
+        if signature[3] != device:
+            raise ValueError(f"q is on {device} and {name} on {signature[3]}; all tensors belong on one device")
     facts = facts_from_signatures(given, mask, scale, deterministic)
-    device = signatures[0][3].index if signatures[0] is not None else 0
-    resolved = target.for_device(device)
-    reason = decline_reason(facts, resolved)
-    if reason is not None:
-        raise NotImplementedError(reason)
-    plan = make_plan(facts, heuristics.ranked_knobs(facts, resolved)[0], resolved)
+    resolved = target.for_device(device.index)
+    refuse(facts, resolved)
+    plan = make_plan(facts, ranked_knobs(facts, resolved)[0], resolved)
     return Launcher(plan, compile_chain(plan.key, resolved)), plan.workspace_bytes
 
 
-def facts_from_signatures(
-    given: dict[str, _Signature | None], mask: MaskFacts, scale: float, deterministic: bool
-) -> BwdFacts:
-    """The facts that a graph over such tensors would give. Raises ValueError where they do not fit each other."""
-    shapes = {name: tuple(signature[0]) for name, signature in given.items() if signature is not None}
-    for name in ("q", "k", "v"):
-        if len(shapes[name]) != 4:
-            raise ValueError(f"{name}_tensor must have dims (batch, heads, sequence, head dim), got {shapes[name]}")
-    batch, heads_q, seqlen_q, headdim_qk = shapes["q"]
-    seqlen_k, headdim_v = shapes["k"][2], shapes["v"][3]
-    wanted = {
-        "k": (batch, shapes["k"][1], seqlen_k, headdim_qk),
-        "v": (batch, shapes["v"][1], seqlen_k, headdim_v),
-        "o": (batch, heads_q, seqlen_q, headdim_v),
-        "do": (batch, heads_q, seqlen_q, headdim_v),
-        "stats": (batch, heads_q, seqlen_q, 1),
-        "sink": (1, heads_q, 1, 1),
-    }
-    for name, shape in wanted.items():
-        if name in shapes and shapes[name] != shape:
-            raise ValueError(f"{name} must be {shape} to fit q {shapes['q']}, got {shapes[name]}")
-    for name in ("seq_len_q", "seq_len_kv"):
-        signature = given[name]
-        if signature is not None and (signature[0].numel() != batch or signature[2] != torch.int32):
-            raise ValueError(f"{name} must hold {batch} int32 lengths, got {signature[2]} of {tuple(signature[0])}")
-        if signature is not None and any(n > 1 and s != 1 for n, s in zip(*signature[:2], strict=True)):
-            raise ValueError(f"{name} must be contiguous, got stride {signature[1]} for {tuple(signature[0])}")
-    if "bias" in shapes:
-        full = (batch, heads_q, seqlen_q, seqlen_k)
-        if len(shapes["bias"]) != 4 or any(s not in (1, w) for s, w in zip(shapes["bias"], full, strict=True)):
-            raise ValueError(f"bias must broadcast to {full}, got {shapes['bias']}")
-    dtype, device = given["q"][2:] if given["q"] is not None else (None, None)
-    for name, signature in given.items():
-        if signature is None:
-            continue
-        if signature[3] != device:
-            raise ValueError(f"q is on {device} and {name} on {signature[3]}; all tensors belong on one device")
-        if name in _REQUIRED and name != "stats" and signature[2] != dtype:
-            raise ValueError(f"q is {dtype} and {name} is {signature[2]}; q, k, v, o and do share one dtype")
-    records = {name: _record(name, signature, batch) for name, signature in given.items() if signature is not None}
+def facts_from_signatures(given: dict[str, _Signature], mask: MaskFacts, scale: float, deterministic: bool) -> BwdFacts:
+    """The facts that a graph over such tensors would give; nothing is judged here."""
+    batch = given["q"][0][0] if len(given["q"][0]) else 0
+    records = {name: _record(name, signature, batch) for name, signature in given.items()}
     return BwdFacts(**records, mask=mask, scale=scale, deterministic=deterministic)  # type: ignore[arg-type]
+
+
+def refuse(facts: BwdFacts, resolved: Target) -> None:
+    """Raise the first admission rule that hits: ValueError where arguments contradict each other, else a decline."""
+    from .admission import RULES
+
+    for rule in RULES:
+        if rule.predicate(facts, resolved):
+            kind = ValueError if rule.name in _CONTRADICTIONS else NotImplementedError
+            raise kind(f"{rule.reason(facts, resolved)} [{rule.name}]")
 
 
 def _record(name: str, signature: _Signature, batch: int) -> TensorFacts:
     shape, stride, dtype, _ = signature
-    if name in ("seq_len_q", "seq_len_kv"):  # any contiguous shape of B lengths; a graph has (B, 1, 1, 1)
-        return TensorFacts(name, (batch, 1, 1, 1), (1, 1, 1, 1), _DTYPE_NAMES[dtype])
-    return TensorFacts(name, tuple(shape), stride, _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.")))
+    dtype_name = _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+    dense = all(size == 1 or step == 1 for size, step in zip(shape, stride, strict=True))
+    if name in ("seq_len_q", "seq_len_kv") and shape.numel() == batch and dense:
+        return TensorFacts(name, (batch, 1, 1, 1), (1, 1, 1, 1), dtype_name)  # the one spelling that a graph has
+    return TensorFacts(name, tuple(shape), tuple(stride), dtype_name)
