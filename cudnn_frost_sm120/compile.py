@@ -1,0 +1,104 @@
+"""Compiling a chain: symbolic arguments, an in-process memo, and cudnn-frontend's persistent kernel cache.
+
+Arguments are scalars whose values mean nothing at compile time, so one compile serves every shape, stride, scale and
+window width. The persistent cache is keyed by the environment (device, driver, versions), by `ChainKey`, and by a
+digest of this package's kernel sources: an edited kernel is a miss, never a stale hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .plan import ChainKey
+from .target import Target
+
+_LOG = logging.getLogger(__name__)
+_LOCK = threading.Lock()
+_COUNT: Counter[str] = Counter()
+_CHAINS: dict[tuple[ChainKey, str, int | None], tuple[Any, Callable[..., None]]] = {}
+"""The compiled object, kept alive, and its positional entry."""
+
+
+def compile_count() -> dict[str, int]:
+    """Compiles of this process by chain name; a chain served from memory or disk is not counted."""
+    with _LOCK:
+        return dict(_COUNT)
+
+
+def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
+    """The compiled chain, positional: the arguments of `kernels.chain.BackwardChain.__call__` as plain integers.
+
+    Thread-safe; compiles at most once per (key, target) and process, and not at all where the disk has it. With no
+    device the result can be inspected but not called.
+    """
+    from cudnn.frost import compiled_cache
+    from cudnn.frost.device import build_device
+
+    slot = (key, target.arch, target.device)
+    with _LOCK:
+        if slot not in _CHAINS:
+            before = compiled_cache.stats()
+            with build_device(target.device):
+                compiled = compiled_cache.compile_cached(
+                    build_chain(key),
+                    *fake_arguments(key),
+                    cache_key=f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}",
+                    symbol=key.name,
+                    options=compile_options(target),
+                )
+            after = compiled_cache.stats()
+            compiles = sum(after[kind] - before[kind] for kind in ("misses", "bypassed"))
+            _COUNT[key.name] += compiles
+            _LOG.info("%s for %s: %s", key.name, target.arch, "compiled" if compiles else "loaded from the disk cache")
+            _CHAINS[slot] = (compiled, compiled_cache.positional_entry(compiled) or compiled)
+        return _CHAINS[slot][1]
+
+
+def compile_options(target: Target) -> str:
+    return f"--enable-tvm-ffi --gpu-arch {target.arch}"
+
+
+def build_chain(key: ChainKey) -> Any:
+    """The traceable chain for a key."""
+    import cutlass
+
+    from .device.mask import MaskKinds
+    from .kernels.chain import BackwardChain
+    from .kernels.main_setup import MainConfig
+
+    dtype = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}[key.dtype]
+    return BackwardChain(MainConfig(dtype, key.tile, MaskKinds(key.mask_right, key.mask_left), key.grouped, key.padded))
+
+
+def fake_arguments(key: ChainKey) -> list[Any]:
+    """One argument of the right type for every parameter of the chain."""
+    import cutlass.cute as cute
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.operands import Band, Extents, Lengths, Scratch, Strided
+
+    def record(kind: Any, scalar: Any) -> Any:
+        return kind(*(scalar(1) for _ in kind._fields))
+
+    tensors = [record(Strided, Int64) for _ in range(9)]  # q k v o do lse dq dk dv
+    scratch, extents, band = record(Scratch, Int64), record(Extents, Int32), record(Band, Int32)
+    lengths = record(Lengths, Int64) if key.padded else None
+    return [*tensors, scratch, extents, band, lengths, Float32(1.0), Int32(1), cute.runtime.make_fake_stream()]
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """Digest of every source file that shapes a traced kernel."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for folder in ("config", "device", "kernels"):
+        for path in sorted((root / folder).glob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Compile-time configuration: architecture limits, tile shapes, shared-memory layout, warp roles."""

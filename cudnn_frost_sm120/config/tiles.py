@@ -1,0 +1,74 @@
+"""Tile configurations of the main kernel: one row per native pair of head dims, with its evidence.
+
+A native pair is what the MMAs run on. Other head dims (multiples of 8) run on the smallest native pair that covers
+them: TMA zero-fills the missing columns in shared memory, and the epilogues do not store them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Shape and staging of the main kernel for one native pair of head dims.
+
+    `tile_m` query rows and `tile_n = 64 * key_blocks` key rows per tile; a warp owns `16 * key_blocks` key rows.
+    `dq_both_groups`: both warp groups compute dQ (else only the scores group). `dq_interleaved`: a warp's dQ columns
+    are 16-column steps dealt in turn instead of one contiguous block (one K base address, fewer registers).
+    """
+
+    headdim_qk: int
+    headdim_v: int
+    tile_m: int
+    key_blocks: int
+    q_stages: int
+    do_stages: int
+    ds_stages: int
+    p_stages: int
+    dq_both_groups: bool = False
+    dq_interleaved: bool = False
+    evidence: str = ""
+
+    @property
+    def tile_n(self) -> int:
+        return 64 * self.key_blocks
+
+    @property
+    def dq_rows_per_warp(self) -> int:
+        """Query rows (16 or 32) of a tile that one warp's dQ fragment covers: columns are dealt to the other warps."""
+        columns_fit = self.tile_m == 64 or (self.headdim_qk // (8 if self.dq_both_groups else 4)) % 16 == 0
+        return 32 if columns_fit else 16
+
+
+PROTOTYPE = (
+    "role-split prototype, H200 (Hopper stand-in), 2026-11-30, main loop only, S 4096 bf16, full/causal TFLOP/s: "
+)
+
+TABLE: tuple[TileConfig, ...] = (
+    TileConfig(32, 32, 64, 2, 2, 2, 2, 1, evidence="the D64 row with half the columns; not tuned"),
+    TileConfig(64, 64, 64, 2, 2, 2, 2, 1, evidence=PROTOTYPE + "365/332"),
+    TileConfig(128, 128, 32, 2, 3, 2, 2, 1, evidence=PROTOTYPE + "396/362"),
+    TileConfig(192, 128, 32, 1, 3, 2, 2, 2, dq_interleaved=True, evidence=PROTOTYPE + "297/296"),
+    TileConfig(
+        192, 192, 32, 1, 3, 2, 2, 1, dq_interleaved=True, evidence="the 192/128 row with one P stage; not tuned"
+    ),
+    TileConfig(256, 256, 32, 1, 2, 1, 1, 1, dq_both_groups=True, dq_interleaved=True, evidence=PROTOTYPE + "312/302"),
+)
+
+HEADDIM_MULTIPLE = 8
+MAX_HEADDIM = max(row.headdim_qk for row in TABLE)
+
+
+def configs_for(headdim_qk: int, headdim_v: int) -> tuple[TileConfig, ...]:
+    """Configurations that serve these head dims, best first; empty when none does.
+
+    Only rows of the smallest native pair that covers both head dims are listed.
+    """
+    if headdim_qk < 1 or headdim_v < 1 or headdim_qk % HEADDIM_MULTIPLE or headdim_v % HEADDIM_MULTIPLE:
+        return ()
+    covering = [row for row in TABLE if row.headdim_qk >= headdim_qk and row.headdim_v >= headdim_v]
+    if not covering:
+        return ()
+    native = min((row.headdim_qk + row.headdim_v, row.headdim_qk, row.headdim_v) for row in covering)[1:]
+    return tuple(row for row in covering if (row.headdim_qk, row.headdim_v) == native)

@@ -1,0 +1,101 @@
+"""What a compiled chain costs, read from its cubin: registers, stack, shared memory, and the instructions it uses.
+
+Needs `cuobjdump` and `nvdisasm` (PATH, or the nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm packages); no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .config.arch import FORBIDDEN_SASS
+from .config.smem import SmemLayout
+from .plan import ChainKey
+from .target import Target
+
+KERNELS = ("preprocess", "main", "dq_convert")
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """One kernel of a chain. `seconds` is the compile time of the whole chain."""
+
+    kernel: str
+    registers: int  # per thread
+    stack_bytes: int  # local memory per thread
+    shared_bytes: int  # per CTA, as launched
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cubin:
+    key: ChainKey
+    target: Target
+    image: bytes
+    seconds: float
+
+    def report(self) -> list[KernelResources]:
+        text = _run("cuobjdump", "-res-usage", self.image)
+        found = []
+        for symbol, usage in re.findall(r"Function (\S+):\s*\n?\s*(REG:.*)", text):
+            kernel = next(name for name in KERNELS if f"kernels{name}" in symbol)
+            numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
+            shared = SmemLayout(self.key.tile).total if kernel == "main" else 0
+            found.append(KernelResources(kernel, numbers["REG"], numbers["STACK"], shared, self.seconds))
+        return sorted(found, key=lambda row: KERNELS.index(row.kernel))
+
+    def sass(self) -> str:
+        """Disassembly of every kernel."""
+        return _run("nvdisasm", "-c", self.image)
+
+    def forbidden_instructions(self) -> list[str]:
+        """Lines that SM120 does not have, or that touch local memory."""
+        bad = (*FORBIDDEN_SASS, "LDL", "STL", "CALL")
+        pattern = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?(" + "|".join(map(re.escape, bad)) + r")\b")
+        return [line.strip() for line in self.sass().splitlines() if pattern.match(line)]
+
+
+def compile_cubin(key: ChainKey, target: Target) -> Cubin:
+    """Compile a chain for its cubin alone; works with no GPU."""
+    import cutlass.cute as cute
+
+    from .compile import build_chain, compile_options, fake_arguments
+
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"{compile_options(target)} --keep-cubin --dump-dir {folder}"
+        kept = cute.compile(build_chain(key), *fake_arguments(key), options=options).artifacts.CUBIN
+        image = kept if isinstance(kept, bytes) else Path(kept).read_bytes()
+    return Cubin(key, target, image, time.perf_counter() - started)
+
+
+def report(key: ChainKey, target: Target) -> list[KernelResources]:
+    """Resources of every kernel of a chain, in launch order."""
+    return compile_cubin(key, target).report()
+
+
+def _run(tool: str, option: str, image: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        return subprocess.run([_tool(tool), option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _tool(name: str) -> str:
+    """Path of a CUDA binary tool; raises FileNotFoundError if there is none."""
+    import site
+    import sysconfig
+
+    roots = {*site.getsitepackages(), sysconfig.get_paths()["purelib"]}
+    packaged = [path for root in roots for path in Path(root).glob(f"nvidia/*/bin/{name}")]
+    found = shutil.which(name) or (str(packaged[0]) if packaged else None)
+    if found is None:
+        raise FileNotFoundError(f"{name} is needed to read a cubin: pip install nvidia-cuda-{name}")
+    return found

@@ -1,0 +1,54 @@
+"""Which (query, key) pairs are kept. The same Python runs on plain integers and inside a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .select import select
+
+NOTHING = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class MaskKinds:
+    """Compile-time part: which bounds exist. Widths and lengths are run-time values."""
+
+    right: bool = False  # keep k <= q + diag + R
+    left: bool = False  # keep k >  q + diag - L
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Run-time part, seen from a key: k keeps the queries of `[k - right_reach, k + left_reach)`, if k < len_k.
+
+    `right_reach = diag + R` and `left_reach = L - diag`. Queries past the query length need no test here: their LSE is
+    +inf (preprocess), so that P is 0.
+    """
+
+    kinds: MaskKinds
+    len_k: Any
+    right_reach: Any
+    left_reach: Any
+
+    @classmethod
+    def create(cls, kinds: MaskKinds, len_k, diagonal, left_bound, right_bound) -> Mask:
+        return cls(kinds, len_k, diagonal + right_bound, left_bound - diagonal)
+
+    def first_query(self, key):
+        """First query that the key keeps; NOTHING for a key past the length."""
+        first = key - self.right_reach if self.kinds.right else 0
+        return select(key < self.len_k, first, NOTHING)
+
+    def end_query(self, key):
+        """One past the last query that the key keeps; None when no bound exists."""
+        return key + self.left_reach if self.kinds.left else None
+
+    def cuts_tile(self, query, queries: int, key, keys: int):
+        """Whether any pair of the tile at (query, key) is masked."""
+        cut = key + keys > self.len_k
+        if self.kinds.right:
+            cut = cut | (query < key + (keys - 1) - self.right_reach)
+        if self.kinds.left:
+            cut = cut | (query + queries > key + self.left_reach)
+        return cut

@@ -1,0 +1,52 @@
+"""mbarriers and pipeline stages.
+
+Memory order: a TMA load completes on its `full` barrier, so a waiter sees its bytes. Ordinary shared stores of a warp
+become visible to a waiter of `arrive`: the lanes meet at a warp barrier, then lane 0 arrives (release), and the waiter
+acquires. An `empty` barrier counts one arrival per reading warp, after that warp's last read of the stage.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.experimental import primitives as prims
+
+from .copy import smem_ptr
+
+
+@cute.jit
+def wait(bar, phase):
+    """Spin until the phase with this parity has completed.
+
+    One asm block: a DSL loop over the test form splits basic blocks (D64: 255 registers instead of 214, 7 % slower),
+    and the library's forms with a time limit add a sleep (D128 3 %, D64 9 % slower).
+    """
+    prims.inline_ptx(
+        "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [{$r0}], {$r1}; @P bra D; bra W; D: }",
+        read_only_args=[Int32(bar), Int32(phase)],
+    )
+
+
+@cute.jit
+def arrive(lane, *bars):
+    """One arrival for the whole warp on each barrier."""
+    cute.arch.sync_warp()
+    if lane == 0:
+        for bar in cutlass.range_constexpr(len(bars)):
+            prims.mbarrier_arrive(smem_ptr(bars[bar], Int64))
+
+
+def expect_bytes(bar, nbytes: int) -> None:
+    """Arrive and tell the barrier how many bytes its current phase waits for."""
+    prims.mbarrier_arrive_expect_tx(smem_ptr(bar, Int64), nbytes)
+
+
+def next_stage(stage, phase, stages: int):
+    """The stage after this one and its phase parity."""
+    if stages == 1:
+        return stage, phase ^ 1
+    if stages == 2:
+        return stage ^ 1, phase ^ stage
+    last = stage == stages - 1
+    return cutlass.select_(last, Int32(0), stage + 1), cutlass.select_(last, phase ^ 1, phase)

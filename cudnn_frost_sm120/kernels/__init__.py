@@ -1,0 +1,1 @@
+"""The kernels, one launch per module, and the chain that launches them."""

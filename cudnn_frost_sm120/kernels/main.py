@@ -1,0 +1,158 @@
+"""The main kernel: five GEMMs, one CTA per key tile, the query tiles of its head group streamed past it.
+
+Two warp groups split the work by role (main_scores_group, main_gradient_group). Scores are transposed (S^T = K Q^T), so
+that a warp owns key rows and P^T, dS^T turn into A operands in registers.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.experimental.cuda as cuda
+from cutlass import Float32, Int32, Int64, Uint8
+from cutlass.experimental import primitives as prims
+
+from ..config.query_padding import padded_queries
+from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
+from ..config.smem import chunks
+from ..device.block_range import query_tiles
+from ..device.copy import gmem_ptr, smem_ptr, tma_load_tile
+from ..device.mask import Mask
+from ..device.pipeline import expect_bytes, wait
+from ..device.scheduler import key_tile_of
+from ..device.seqlen import SeqlenInfo
+from .main_cleaning import clean_key_tile
+from .main_epilogue import store_key_rows
+from .main_gradient_group import GradientGroup, QuerySources
+from .main_scores_group import ScoresGroup
+from .main_setup import Cta, MainConfig
+from .operands import Band, Extents, Lengths, Scratch, Strided
+
+LOG2_E = 1.4426950408889634
+
+
+class MainKernel:
+    def __init__(self, config: MainConfig):
+        self.config = config
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_q: cutlass.GridConstant[cuda.TensorMap],
+        tma_k: cutlass.GridConstant[cuda.TensorMap],
+        tma_v: cutlass.GridConstant[cuda.TensorMap],
+        tma_do: cutlass.GridConstant[cuda.TensorMap],
+        dk: Strided,
+        dv: Strided,
+        scratch: Scratch,
+        extents: Extents,
+        band: Band,
+        lengths: Lengths | None,
+        scale: Float32,
+        head_group: Int32,
+    ):
+        config, tile, smem = self.config, self.config.tile, self.config.smem
+        tid, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(tid >> 5)
+        n_blocks = (extents.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
+        n_block, head_k, batch = key_tile_of(block, n_blocks, extents.heads_k, extents.batch, head_group)
+        group = extents.heads_q // extents.heads_k if config.grouped else 1
+        first_head_q = head_k * group
+
+        len_q, len_k = None, None
+        if cutlass.const_expr(config.padded):
+            len_q = gmem_ptr(lengths.seqlens_q, Int32)[batch]
+            len_k = gmem_ptr(lengths.seqlens_k, Int32)[batch]
+        seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q, len_k)
+        diagonal = seqlen.diagonal(band.bottom_right != 0)
+        mask = Mask.create(config.mask, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
+        begin, end = query_tiles(n_block, tile.tile_m, tile.tile_n, seqlen, mask)
+
+        storage = cutlass.Array(Uint8, smem.total, space=cutlass.AddressSpace.smem, alignment=1024)
+        base = Int32(storage.data_ptr().toint(Int32))
+        padded_q = padded_queries(extents.seqlen_q)
+        first_row = Int64(batch * extents.heads_q + first_head_q) * padded_q
+        dq_head_stride = Int64(padded_q) * tile.headdim_qk
+        cta = Cta(
+            smem=base,
+            lane=tid & 31,
+            warp=warp,
+            batch=batch,
+            head_k=head_k,
+            first_head_q=first_head_q,
+            first_key=n_block * tile.tile_n,
+            begin=begin,
+            end=end,
+            tiles=(end - begin) * group,
+            mask=mask,
+            len_q=seqlen.len_q,
+            dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
+            dq_head_stride=dq_head_stride,
+        )
+        if tid == 0:
+            for first, count, arrivals in smem.barriers():
+                for i in cutlass.range_constexpr(count):
+                    prims.mbarrier_init(smem_ptr(base + first + 8 * i, Int64), arrivals)
+            prims.fence_mbarrier_init()
+        cute.arch.barrier()
+        if warp == LOAD_WARP:
+            if prims.elect_sync():
+                expect_bytes(base + smem.kv_full, smem.k_bytes + smem.v_bytes)
+                for tma, dst, headdim in ((tma_k, smem.k, tile.headdim_qk), (tma_v, smem.v, tile.headdim_v)):
+                    tma_load_tile(
+                        tma, base + dst, base + smem.kv_full, cta.first_key, head_k, batch, tile.tile_n, chunks(headdim)
+                    )
+        wait(base + smem.kv_full, Int32(0))
+        if cutlass.const_expr(config.padded):
+            clean_key_tile(config, cta, tid)
+
+        if warp < WARPS_PER_GROUP:
+            acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
+            store_key_rows(config, cta, acc_dv, dv, extents.seqlen_k, extents.headdim_v, Float32(1.0), tile.headdim_v)
+        else:
+            rows = (gmem_ptr(a, Float32) + first_row for a in (scratch.lse, scratch.delta))
+            acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
+            store_key_rows(config, cta, acc_dk, dk, extents.seqlen_k, extents.headdim_qk, scale, tile.headdim_qk)
+
+    @cute.jit
+    def launch(
+        self,
+        q: Strided,
+        k: Strided,
+        v: Strided,
+        do: Strided,
+        dk: Strided,
+        dv: Strided,
+        scratch: Scratch,
+        extents: Extents,
+        band: Band,
+        lengths: Lengths | None,
+        scale: Float32,
+        head_group: Int32,
+        stream,
+    ):
+        tile, e = self.config.tile, extents
+
+        def tensor_map(t: Strided, heads, seqlen, headdim, rows: int):
+            strides = [Int64(s) // 8 for s in (t.stride_s, t.stride_h, t.stride_b)]  # elements to 16-byte units
+            return cuda.create_tensor_map_tiled(
+                t.address,
+                self.config.dtype,
+                [headdim, seqlen, heads, e.batch],
+                strides,
+                [64, rows, 1, 1],
+                swizzle=cuda.TensorMapSwizzle.s128b,
+                l2_promotion=cuda.TensorMapL2Promotion.l2_256b,
+            )
+
+        maps = [
+            tensor_map(q, e.heads_q, e.seqlen_q, e.headdim_qk, tile.tile_m),
+            tensor_map(k, e.heads_k, e.seqlen_k, e.headdim_qk, tile.tile_n),
+            tensor_map(v, e.heads_k, e.seqlen_k, e.headdim_v, tile.tile_n),
+            tensor_map(do, e.heads_q, e.seqlen_q, e.headdim_v, tile.tile_m),
+        ]
+        n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
+        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, scale, head_group).launch(
+            grid=(n_blocks * e.heads_k * e.batch, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )

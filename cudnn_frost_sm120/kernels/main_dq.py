@@ -1,0 +1,69 @@
+"""dQ of one query tile: dS K, added to the fp32 accumulator in global memory."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64
+
+from ..config.roles import WARPS, WARPS_PER_GROUP
+from ..device import dq_accum
+from ..device.copy import a_lane_offset, ds_offset, ldmatrix_x4, reduce_add_v4
+from ..device.mma import mma
+from ..device.pipeline import arrive, wait
+from .main_setup import Cta, MainConfig, head_in_group
+
+
+class DqTile:
+    """The warps that compute dQ split a [tile_m, headdim] tile: `rows` query rows each, columns dealt to the rest."""
+
+    def __init__(self, config: MainConfig):
+        tile = config.tile
+        self.config = config
+        self.row_blocks = tile.dq_rows_per_warp // dq_accum.ROWS
+        self.row_warps = tile.tile_m // tile.dq_rows_per_warp
+        self.column_warps = (WARPS if tile.dq_both_groups else WARPS_PER_GROUP) // self.row_warps
+        self.steps = tile.headdim_qk // self.column_warps // 16  # 16-column steps of a warp
+        assert self.steps * self.column_warps * 16 == tile.headdim_qk
+        self.stride = self.column_warps if tile.dq_interleaved else 1  # between a warp's steps
+
+    @cute.jit
+    def add(self, cta: Cta, dq_warp, m_block, head, stage, phase):
+        """Wait for dS of the stage, which belongs to this query tile, free it, and add its product with K."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        row_warp = dq_warp % self.row_warps
+        column_warp = dq_warp // self.row_warps
+        wait(cta.smem + smem.ds_full + 8 * stage, phase)
+        ds = cta.smem + smem.ds + stage * smem.ds_bytes
+        first_step = column_warp if tile.dq_interleaved else column_warp * self.steps
+        k_lane = a_lane_offset(lane)
+        acc_dq = [[None] * (2 * self.steps) for _ in range(self.row_blocks)]
+        for k in cutlass.range_constexpr(tile.tile_n // 16):
+            a = []
+            for m in cutlass.range_constexpr(self.row_blocks):
+                chunk = 2 * (row_warp * self.row_blocks + m) + ((lane >> 3) & 1)
+                offset = ds_offset((lane & 7) + (lane >> 4) * 8, chunk, tile.tile_m)
+                a.append(ldmatrix_x4(ds + offset, 16 * k * tile.tile_m * 2, transpose=True))
+            for j in cutlass.range_constexpr(self.steps):
+                step = first_step + self.stride * j
+                if cutlass.const_expr(self.stride % 4 == 0):  # whole chunks apart: one base, constant offsets
+                    base = cta.smem + (first_step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((first_step & 3) << 5))
+                    offset = self.stride * j // 4 * tile.tile_n * 128
+                else:
+                    base = cta.smem + (step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((step & 3) << 5))
+                    offset = 0
+                b = ldmatrix_x4(base, offset + 16 * k * 128, transpose=True)
+                for m in cutlass.range_constexpr(self.row_blocks):
+                    for e in cutlass.range_constexpr(2):
+                        c = acc_dq[m][2 * j + e]
+                        acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
+        arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
+        accum = cta.dq_accum
+        if cutlass.const_expr(config.grouped):
+            accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride
+        row_block = m_block * (tile.tile_m // dq_accum.ROWS) + row_warp * self.row_blocks
+        target = accum + dq_accum.fragment_offset(row_block, 2 * first_step, tile.headdim_qk) + 4 * lane
+        for m in cutlass.range_constexpr(self.row_blocks):
+            for j in cutlass.range_constexpr(2 * self.steps):
+                column = 2 * self.stride * (j // 2) + j % 2
+                reduce_add_v4(target + dq_accum.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])

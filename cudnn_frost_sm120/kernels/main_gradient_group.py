@@ -1,0 +1,211 @@
+"""Warps 4-7 of the main kernel: dP^T = V dO^T, dS = P (dP - delta), dK += dS^T Q; the first one issues the loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.experimental import primitives as prims
+
+from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP, NamedBarrier
+from ..config.smem import chunks
+from ..device.copy import (
+    a_lane_offset,
+    b_lane_offset,
+    bulk_load,
+    ds_offset,
+    ldmatrix_x4,
+    smem_ptr,
+    stmatrix_x4,
+    tma_load_tile,
+)
+from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
+from ..device.pipeline import arrive, expect_bytes, next_stage, wait
+from .main_cleaning import clean_query_tile
+from .main_dq import DqTile
+from .main_setup import Cta, MainConfig, head_in_group, next_tile
+
+
+@dataclass(frozen=True)
+class QuerySources:
+    """Where query tiles come from. `lse` and `delta` point at the rows of the CTA's first query head."""
+
+    tma_q: Any
+    tma_do: Any
+    lse: Any
+    delta: Any
+    padded_q: Any
+
+
+def load_q(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head) -> None:
+    """Q of a query tile with its LSE rows; called by one elected thread, as `load_do`."""
+    smem = config.smem
+    dst, rows_dst = smem.q + stage * smem.q_bytes, smem.lse + stage * smem.row_bytes
+    _load(
+        config,
+        cta,
+        src.tma_q,
+        config.tile.headdim_qk,
+        dst,
+        rows_dst,
+        smem.q_full + 8 * stage,
+        src.lse,
+        src.padded_q,
+        m_block,
+        head,
+    )
+
+
+def load_do(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head) -> None:
+    """dO of a query tile with its delta rows."""
+    smem = config.smem
+    dst, rows_dst = smem.do + stage * smem.do_bytes, smem.delta + stage * smem.row_bytes
+    _load(
+        config,
+        cta,
+        src.tma_do,
+        config.tile.headdim_v,
+        dst,
+        rows_dst,
+        smem.do_full + 8 * stage,
+        src.delta,
+        src.padded_q,
+        m_block,
+        head,
+    )
+
+
+def _load(config: MainConfig, cta: Cta, tma, headdim: int, dst, rows_dst, bar, rows, padded_q, m_block, head) -> None:
+    tile_m, row_bytes, bar = config.tile.tile_m, config.smem.row_bytes, cta.smem + bar
+    expect_bytes(bar, chunks(headdim) * tile_m * 128 + row_bytes)
+    tma_load_tile(tma, cta.smem + dst, bar, m_block * tile_m, head, cta.batch, tile_m, chunks(headdim))
+    first = Int64(head_in_group(config, cta, head)) * padded_q + m_block * tile_m
+    bulk_load(cta.smem + rows_dst, rows + first, row_bytes, bar)
+
+
+class GradientGroup:
+    def __init__(self, config: MainConfig):
+        self.config = config
+        self.dq = DqTile(config)
+
+    @cute.jit
+    def run(self, cta: Cta, src: QuerySources):
+        """Walk the query tiles; returns the dK accumulator (unscaled)."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        keys = cta.warp_in_group * config.warp_keys
+        acc_dk = cutlass.Array(Float32, tile.key_blocks * (tile.headdim_qk // 8) * 4, alignment=16)
+        for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_qk // 8) * 4):
+            acc_dk[x] = Float32(0.0)
+        a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
+        v_rows = cta.smem + smem.v + keys * 128 + a_lane
+        v_frags = [
+            [
+                ldmatrix_x4(v_rows ^ ((k & 3) << 5), (k >> 2) * tile.tile_n * 128 + block * 2048)
+                for k in range(tile.headdim_v // 16)
+            ]
+            for block in range(tile.key_blocks)
+        ]
+        cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
+
+        # Tiles to load next, q_stages and do_stages ahead of the tile in work.
+        q_block, q_head, do_block, do_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
+        for stage in cutlass.range_constexpr(max(tile.q_stages, tile.do_stages)):
+            if cta.warp == LOAD_WARP and stage < cta.tiles:
+                if prims.elect_sync():
+                    if cutlass.const_expr(stage < tile.q_stages):
+                        load_q(config, cta, src, stage, q_block, q_head)
+                    if cutlass.const_expr(stage < tile.do_stages):
+                        load_do(config, cta, src, stage, do_block, do_head)
+                cute.arch.sync_warp()
+            if cutlass.const_expr(stage < tile.q_stages):
+                q_block, q_head = next_tile(config, cta, q_block, q_head)
+            if cutlass.const_expr(stage < tile.do_stages):
+                do_block, do_head = next_tile(config, cta, do_block, do_head)
+
+        q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
+        q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
+        m_block, head = cta.begin, cta.first_head_q
+        for t in cutlass.range(0, cta.tiles, unroll=1):
+            if cutlass.const_expr(config.padded):
+                clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
+            wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
+            acc_dp = gemm_scores(
+                v_frags,
+                cta.smem + smem.do + do_stage * smem.do_bytes + b_lane,
+                tile.headdim_v,
+                tile.tile_m,
+                config.dtype,
+            )
+            wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
+            ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
+            arrive(
+                lane,
+                cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group),
+                cta.smem + smem.do_empty + 8 * do_stage,
+            )
+
+            wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
+            ds_tile = cta.smem + smem.ds + ds_stage * smem.ds_bytes
+            for block in cutlass.range_constexpr(tile.key_blocks):
+                for k in cutlass.range_constexpr(tile.tile_m // 16):
+                    offset = ds_offset(keys + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4), tile.tile_m)
+                    stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
+            arrive(lane, cta.smem + smem.ds_full + 8 * ds_stage)
+
+            wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+            gemm_accumulate(
+                acc_dk,
+                ds_frags,
+                cta.smem + smem.q + q_stage * smem.q_bytes + a_lane,
+                tile.headdim_qk,
+                tile.tile_m,
+                config.dtype,
+            )
+            arrive(lane, cta.smem + smem.q_empty + 8 * q_stage)
+
+            if cta.warp == LOAD_WARP:
+                if t + tile.do_stages < cta.tiles:
+                    wait(cta.smem + smem.do_empty + 8 * do_stage, do_phase)
+                    if prims.elect_sync():
+                        load_do(config, cta, src, do_stage, do_block, do_head)
+                    cute.arch.sync_warp()
+            do_block, do_head = next_tile(config, cta, do_block, do_head)
+            if cutlass.const_expr(tile.dq_both_groups):
+                self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
+            if cta.warp == LOAD_WARP:
+                if t + tile.q_stages < cta.tiles:
+                    wait(cta.smem + smem.q_empty + 8 * q_stage, q_phase)
+                    if prims.elect_sync():
+                        load_q(config, cta, src, q_stage, q_block, q_head)
+                    cute.arch.sync_warp()
+            q_block, q_head = next_tile(config, cta, q_block, q_head)
+            m_block, head = next_tile(config, cta, m_block, head)
+            ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
+            q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
+            do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
+            p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+        return acc_dk
+
+    @cute.jit
+    def score_gradients(self, cta: Cta, acc_dp, p_stage, do_stage):
+        """dS^T as A operands of dK: [key_blocks][tile_m / 16][4] registers; P comes from the partner warp."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        p_tile = cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
+        p, delta = (
+            smem_ptr(p_tile),
+            smem_ptr(cta.smem + smem.delta + do_stage * smem.row_bytes + 8 * (lane & 3), Float32),
+        )
+        ds: list = [[[None] * 4 for _ in range(tile.tile_m // 16)] for _ in range(tile.key_blocks)]
+        for k in cutlass.range_constexpr(tile.tile_m // 16):
+            rows = [(delta + 16 * k + 8 * e).load(count=2, alignment=8) for e in range(2)]
+            for block in cutlass.range_constexpr(tile.key_blocks):
+                pairs = (p + (block * (tile.tile_m // 16) + k) * 128).load(count=4, alignment=16)
+                for e in cutlass.range_constexpr(4):
+                    row, dp = rows[e >> 1], acc_dp[block][2 * k + (e >> 1)]
+                    lo, hi = unpack_pair(pairs[e], config.dtype)
+                    lo, hi = lo * (dp[2 * (e & 1)] - row[0]), hi * (dp[2 * (e & 1) + 1] - row[1])
+                    ds[block][k][e] = pack_pair(lo, hi, config.dtype)
+        return ds

@@ -1,0 +1,69 @@
+"""What both warp groups of the main kernel share: compile-time parts, and the values of one CTA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+
+from ..config.smem import SmemLayout
+from ..config.tiles import TileConfig
+from ..device.mask import Mask, MaskKinds
+
+
+@dataclass(frozen=True)
+class MainConfig:
+    """Everything the main kernel is specialised on."""
+
+    dtype: Any
+    tile: TileConfig
+    mask: MaskKinds
+    grouped: bool  # several query heads share a key head (GQA)
+    padded: bool  # per-batch lengths
+
+    @property
+    def smem(self) -> SmemLayout:
+        return SmemLayout(self.tile)
+
+    @property
+    def warp_keys(self) -> int:
+        """Key rows of one warp."""
+        return 16 * self.tile.key_blocks
+
+
+@dataclass(frozen=True)
+class Cta:
+    """Values of one CTA. A CTA walks `tiles` query tiles: `[begin, end)` of every query head in its group in turn."""
+
+    smem: Any  # 32-bit shared base address
+    lane: Any
+    warp: Any
+    batch: Any
+    head_k: Any
+    first_head_q: Any
+    first_key: Any  # of the key tile
+    begin: Any
+    end: Any
+    tiles: Any
+    mask: Mask
+    len_q: Any
+    dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
+    dq_head_stride: Any  # fp32 values between the accumulators of two query heads
+
+    @property
+    def warp_in_group(self):
+        return self.warp & 3
+
+
+def next_tile(config: MainConfig, cta: Cta, m_block, head):
+    """The (query tile, query head) after this one: after a head's last tile comes the next head's first."""
+    if not config.grouped:
+        return m_block + 1, head
+    last = m_block + 1 == cta.end
+    return cutlass.select_(last, cta.begin, m_block + 1), cutlass.select_(last, head + 1, head)
+
+
+def head_in_group(config: MainConfig, cta: Cta, head):
+    """Index of a query head among those the CTA walks."""
+    return head - cta.first_head_q if config.grouped else 0

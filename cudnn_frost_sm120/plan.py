@@ -1,0 +1,83 @@
+"""Facts + knobs + target -> BwdPlan: what is compiled, what is launched, and the workspace it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config.tiles import TileConfig, configs_for
+from .facts import BwdFacts
+from .knobs import BwdKnobs, ReductionMode
+from .target import Target
+from .workspace import WorkspaceTable, layout
+
+
+@dataclass(frozen=True)
+class ChainKey:
+    """Everything the compiled chain depends on, beside the target. No extent, stride, length, scale or window width."""
+
+    dtype: str  # "fp16" | "bf16"
+    tile: TileConfig
+    mask_right: bool
+    mask_left: bool
+    grouped: bool
+    padded: bool
+
+    @property
+    def name(self) -> str:
+        """Short and readable, for logs and compiled symbols; unique among the keys of one version."""
+        tile = self.tile
+        flags = (("right", self.mask_right), ("left", self.mask_left), ("gqa", self.grouped), ("padded", self.padded))
+        shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
+        return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags if on)])
+
+
+@dataclass(frozen=True)
+class BwdPlan:
+    facts: BwdFacts
+    knobs: BwdKnobs
+    target: Target
+    key: ChainKey
+    workspace: WorkspaceTable
+    head_group: int  # heads whose key tiles are scheduled together (device/scheduler.py)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.workspace.nbytes
+
+
+CAUSAL_HEAD_GROUP = 8
+"""Measured on the prototype (H200, S 4096, D128 causal): groups of 4 to 16 heads 361-363 TFLOP/s, of one 324."""
+
+
+def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
+    """(left, right) bounds of the mask; None where the bound cannot cut anything at these lengths."""
+    reach = facts.seqlen_q + facts.seqlen_k
+    left, right = facts.mask.left_bound, facts.mask.right_bound
+    return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
+
+
+def knobs_of(tile: TileConfig) -> BwdKnobs:
+    """The knobs that name a configuration."""
+    return BwdKnobs(tile.tile_m, tile.tile_n, tile.q_stages, ReductionMode.ATOMIC)
+
+
+def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
+    """The plan for facts that admission has accepted; raises NotImplementedError for unknown knobs."""
+    rows = configs_for(facts.headdim_qk, facts.headdim_v)
+    tile = next((row for row in rows if knobs_of(row) == knobs), None)
+    if tile is None:
+        served = "; ".join(str(knobs_of(row)) for row in rows) or "none"
+        raise NotImplementedError(
+            f"no kernel has the knobs {knobs} at head dims {facts.headdim_qk}/{facts.headdim_v}; served: {served}"
+        )
+    left, right = effective_bounds(facts)
+    key = ChainKey(
+        dtype=facts.dtype,
+        tile=tile,
+        mask_right=right is not None,
+        mask_left=left is not None,
+        grouped=facts.group > 1,
+        padded=facts.mask.padding,
+    )
+    heavy_first = right is not None and left is None
+    return BwdPlan(facts, knobs, target, key, layout(facts, tile), CAUSAL_HEAD_GROUP if heavy_first else 1)
