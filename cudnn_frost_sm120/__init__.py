@@ -16,7 +16,7 @@ from . import _autoload
 from .register import is_registered, register, unregister
 
 if TYPE_CHECKING:
-    from . import explain
+    import cudnn_frost_sm120.explain as explain
     from .wrapper import sdpa_bwd_wrapper_dsl_sm120
 
 __all__ = [

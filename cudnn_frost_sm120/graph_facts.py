@@ -46,7 +46,7 @@ def read(graph: Any) -> BwdFacts:
     node = next((node for node in nodes if node.node_type.name in _KINDS), None)
     if node is None:
         raise ValueError("the graph has no sdpa_backward node")
-    ports: dict[str, Any] = {**node.inputs, **node.outputs}
+    ports = _Ports({**node.inputs, **node.outputs}, graph.context)
     params = node.params
     options = getattr(graph, "_cpp_graph_kwargs", {})
     scale, scale_tensor = _scale(params, ports)
@@ -112,19 +112,28 @@ def _dtype(data_type: Any) -> str:
     return "unset" if name is None else _DTYPES.get(name, name.lower())
 
 
-def _tensor(ports: Mapping[str, Any], port: str, name: str) -> TensorFacts:
+class _Ports(dict[str, Any]):
+    """The node's tensors by port, with the graph's dtypes for those that have none of their own."""
+
+    def __init__(self, tensors: Mapping[str, Any], context: Any) -> None:
+        super().__init__(tensors)
+        self.defaults = {False: context.io_data_type, True: context.intermediate_data_type}
+
+
+def _tensor(ports: _Ports, port: str, name: str) -> TensorFacts:
     return _optional(ports, port, name) or TensorFacts(name, (), (), MISSING)
 
 
-def _optional(ports: Mapping[str, Any], port: str, name: str) -> TensorFacts | None:
+def _optional(ports: _Ports, port: str, name: str) -> TensorFacts | None:
     tensor = ports.get(port)
     if tensor is None:
         return None
+    data_type = tensor.data_type if tensor.data_type is not None else ports.defaults[bool(tensor.is_virtual)]
     return TensorFacts(
         name=name,
         dim=tuple(int(extent) for extent in tensor.dim or ()),
         stride=tuple(int(stride) for stride in tensor.stride or ()),
-        dtype=_dtype(tensor.data_type),
+        dtype=_dtype(data_type),
         uid=int(tensor.uid),
         ragged=tensor.ragged_offset is not None,
         virtual=bool(tensor.is_virtual),
@@ -175,7 +184,7 @@ def _last(*values: int | None) -> int | None:
     return given[-1] if given else None
 
 
-def _scale(params: Mapping[str, Any], ports: Mapping[str, Any]) -> tuple[float | None, TensorFacts | None]:
+def _scale(params: Mapping[str, Any], ports: _Ports) -> tuple[float | None, TensorFacts | None]:
     """(value, None), or (None, tensor). An absent attn_scale is no scaling; a scalar tensor may hold its value."""
     tensor = ports.get("attn_scale")
     if tensor is None:

@@ -97,7 +97,7 @@ def _swap(manifest: Any, old: Any, new: Any) -> None:
     for key in [key for key in list(manifest._INSTANCES) if ENGINE_NAME in dict(key[1])]:
         manifest._INSTANCES.pop(key, None)
     manifest.MANIFEST = table
-    engines = sys.modules.get("cudnn.engines")
+    engines: Any = sys.modules.get("cudnn.engines")
     if engines is not None and hasattr(engines, "MANIFEST"):
         engines.MANIFEST = table  # its re-export
 
