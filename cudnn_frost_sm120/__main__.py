@@ -8,7 +8,10 @@ import sys
 
 from . import __version__
 
-COMMANDS = {"explain": ("explain", "say which plans a saved graph gets, and why")}
+COMMANDS = {
+    "demo": ("demo", "one attention layer on real text, from graph to checked gradients"),
+    "explain": ("explain", "say which plans a saved graph gets, and why"),
+}
 """Command -> (submodule, one line of help)."""
 
 
