@@ -2,13 +2,14 @@
 
 import inspect
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 import cudnn_frost_sm120
 from cudnn_frost_sm120 import target, wrapper
-from cudnn_frost_sm120.facts import MaskFacts
+from cudnn_frost_sm120.facts import MaskFacts, TensorFacts, facts_from_graph
 
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 24, 40, 64, 32
 
@@ -88,6 +89,54 @@ def test_facts_of_ordinary_tensors():
     assert got.dq.stride == got.q.stride
     assert got.stats.dtype == "fp32"
     wrapper.refuse(got, target.Target("sm_120", "sm_120a", None, 188))
+
+
+@pytest.mark.planning
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "attributes"),
+    [
+        ({}, {}),
+        ({"causal": True}, {"use_causal_mask": True}),
+        ({"causal": True, "bottom_right": True}, {"use_causal_mask_bottom_right": True}),
+        (
+            {"causal": True, "left": 7, "right": 2},
+            {"diagonal_band_left_bound": 8, "diagonal_band_right_bound": 2},
+        ),
+    ],
+)
+def test_states_the_problem_as_a_graph_does(arguments, attributes, padded):
+    cudnn = pytest.importorskip("cudnn")
+    tensors = operands()
+    mask = {"causal": False, "bottom_right": False, "left": None, "right": None} | arguments
+    if padded:
+        lengths = torch.empty(B, 1, 1, 1, dtype=torch.int32, device="meta")
+        tensors |= {"seq_len_q": lengths, "seq_len_kv": lengths}
+        attributes = attributes | {"use_padding_mask": True}
+
+    graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, compute_data_type=cudnn.data_type.FLOAT)
+    types = {torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT", torch.int32: "INT32"}
+    ports = {
+        {"do": "dO"}.get(name, name): graph.tensor(
+            dim=list(t.shape), stride=list(t.stride()), data_type=getattr(cudnn.data_type, types[t.dtype]), name=name
+        )
+        for name, t in tensors.items()
+        if name not in ("dq", "dk", "dv")
+    }
+    gradients = graph.sdpa_backward(**ports, attn_scale=0.125, **attributes)
+    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+        like = tensors[name]
+        gradient.set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
+        gradient.set_data_type(cudnn.data_type.BFLOAT16)
+    described = facts_from_graph(graph)
+    without_uids = {
+        field.name: replace(record, uid=None)
+        for field in fields(described)
+        if isinstance(record := getattr(described, field.name), TensorFacts)
+    }
+    assert replace(described, **without_uids, compute_dtype=None) == facts(
+        tensors, wrapper._mask(*mask.values(), padded), 0.125
+    )
 
 
 def test_lengths_of_any_shape_become_the_graphs_shape():
