@@ -17,6 +17,7 @@ from .register import is_registered, register, unregister
 
 if TYPE_CHECKING:
     import cudnn_frost_sm120.explain as explain
+
     from .wrapper import sdpa_bwd_wrapper_dsl_sm120
 
 __all__ = [

@@ -1,0 +1,23 @@
+"""What the host tests share: our engine registered and opted in, planning for sm_120 with no device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+FLAG = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
+TARGET = "CUDNN_FROST_SM120_TARGET"
+
+
+@pytest.fixture
+def opted_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The flag is set, the target is sm_120, and our engine is in cudnn-frontend's table."""
+    import cudnn_frost_sm120
+
+    monkeypatch.setenv(FLAG, "1")
+    monkeypatch.setenv(TARGET, "sm_120")
+    monkeypatch.delenv("CUDNN_FROST_SM120_STAND_IN", raising=False)
+    cudnn_frost_sm120.register()
+    yield
+    cudnn_frost_sm120.register()

@@ -1,0 +1,45 @@
+"""Knobs and their public spelling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cudnn
+import pytest
+
+from cudnn_frost_sm120.knobs import PUBLIC_NAMES, BwdKnobs, ReductionMode
+
+pytestmark = pytest.mark.planning
+
+KNOBS = BwdKnobs(64, 128, 2, ReductionMode.ATOMIC)
+KT = cudnn.knob_type
+
+
+def test_round_trip() -> None:
+    public = KNOBS.to_public()
+    assert public == {KT.TILE_M: 64, KT.TILE_N: 128, KT.STAGES: 2, KT.REDUCTION_MODE: 0}
+    assert BwdKnobs.from_public(public) == KNOBS
+    assert BwdKnobs.from_public({int(k.value): v for k, v in public.items()}) == KNOBS
+    assert str(KNOBS) == "TILE_M=64, TILE_N=128, STAGES=2, REDUCTION_MODE=0"
+
+
+def test_recorded_values_never_change() -> None:
+    assert ReductionMode(0) is ReductionMode.ATOMIC
+    assert list(PUBLIC_NAMES) == ["tile_m", "tile_n", "stages", "reduction_mode"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({KT.TILE_M: None}, "TILE_M are missing"),
+        ({KT.SPLIT_KV: 2}, "SPLIT_KV is not one"),
+        ({KT.TILE_N: "128"}, "takes an int"),
+        ({KT.STAGES: True}, "takes an int"),
+        ({KT.REDUCTION_MODE: 77}, "no value 77"),
+        ({int(KT.TILE_M.value): 32}, "given twice"),
+    ],
+)
+def test_refused(change: dict[Any, Any], says: str) -> None:
+    public = {**KNOBS.to_public(), **change}
+    with pytest.raises(ValueError, match=says):
+        BwdKnobs.from_public({knob: value for knob, value in public.items() if value is not None})
