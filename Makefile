@@ -37,7 +37,9 @@ format: $(STAMP)/installed
 planning: $(STAMP)/installed $(FRONTEND_STAMPS)
 	@set -e; for version in $(FRONTENDS_BESIDE); do \
 	    echo "== planning against cudnn-frontend $$version"; \
-	    PYTHONPATH=$(CURDIR)/$(VENV)/frontends/$$version $(BIN)/python -m pytest -q -m planning tests/host; \
+	    export PYTHONPATH=$(CURDIR)/$(VENV)/frontends/$$version; \
+	    $(BIN)/python -c "import cudnn; assert cudnn.__version__ == '$$version', cudnn.__file__"; \
+	    $(BIN)/python -m pytest -q -m planning tests/host; \
 	done
 
 # Everything without a GPU, on .venv's own cudnn-frontend: planning, docs/support.md and the samples are among these.
