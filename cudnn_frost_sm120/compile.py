@@ -74,23 +74,23 @@ def build_chain(key: ChainKey) -> Any:
     from .kernels.main_setup import MainConfig
 
     dtype = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}[key.dtype]
-    return BackwardChain(MainConfig(dtype, key.tile, MaskKinds(key.mask_right, key.mask_left), key.grouped, key.padded))
+    mask = MaskKinds(key.mask_right, key.mask_left)
+    return BackwardChain(MainConfig(dtype, key.tile, mask, key.grouped, key.padded, key.split_group))
 
 
 def fake_arguments(key: ChainKey) -> list[Any]:
     """One argument of the right type for every parameter of the chain."""
     import cutlass.cute as cute
-    from cutlass import Float32, Int32, Int64
+    from cutlass import Int64
 
-    from .kernels.operands import Band, Extents, Lengths, Scratch, Strided
+    from .kernels.operands import TENSORS
 
-    def record(kind: Any, scalar: Any) -> Any:
-        return kind(*(scalar(1) for _ in kind._fields))
+    def addresses(count: int, present: bool = True) -> list[Any]:
+        return [Int64(1) if present else None] * count
 
-    tensors = [record(Strided, Int64) for _ in range(9)]  # q k v o do lse dq dk dv
-    scratch, extents, band = record(Scratch, Int64), record(Extents, Int32), record(Band, Int32)
-    lengths = record(Lengths, Int64) if key.padded else None
-    return [*tensors, scratch, extents, band, lengths, Float32(1.0), Int32(1), cute.runtime.make_fake_stream()]
+    operands = [*addresses(len(TENSORS)), *addresses(2, key.padded), *addresses(2, key.dsink)]
+    workspace_and_geometry = addresses(2)
+    return [*operands, *workspace_and_geometry, cute.runtime.make_fake_stream()]
 
 
 @lru_cache(maxsize=1)

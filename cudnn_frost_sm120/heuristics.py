@@ -1,11 +1,13 @@
 """Which plans to offer for a graph that is admitted, best first.
 
-The order among tile configurations is that of config/tiles.py, whose rows carry the evidence for it.
+The order among tile configurations is that of config/tiles.py, whose rows carry the evidence for it. How many query
+heads of a group a CTA walks comes from the cost model (cost.py); walking the whole group is always offered.
 """
 
 from __future__ import annotations
 
 from .config.tiles import configs_for
+from .cost import main_seconds
 from .facts import BwdFacts
 from .knobs import BwdKnobs
 from .plan import knobs_of
@@ -14,5 +16,10 @@ from .target import Target
 
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     """Complete assignments for ``facts``, best first; empty only where admission declines the head dims."""
-    configs = configs_for(facts.headdim_qk, facts.headdim_v)
-    return tuple(dict.fromkeys(knobs_of(config) for config in configs))
+    ranked: list[BwdKnobs] = []
+    for tile in configs_for(facts.headdim_qk, facts.headdim_v):
+        walks = [heads for heads in range(1, facts.group + 1) if facts.group % heads == 0]
+        seconds = {heads: main_seconds(facts, tile, target.sm_count, heads) for heads in walks}
+        best = min(walks, key=lambda heads: (seconds[heads], -heads))
+        ranked += [knobs_of(tile, heads) for heads in dict.fromkeys((best, facts.group))]
+    return tuple(ranked)

@@ -14,7 +14,13 @@ class ReductionMode(IntEnum):
     ATOMIC = 0  # fp32 atomic adds into workspace
 
 
-PUBLIC_NAMES = {"tile_m": "TILE_M", "tile_n": "TILE_N", "stages": "STAGES", "reduction_mode": "REDUCTION_MODE"}
+PUBLIC_NAMES = {
+    "tile_m": "TILE_M",
+    "tile_n": "TILE_N",
+    "stages": "STAGES",
+    "heads_per_cta": "PACK_GQA",
+    "reduction_mode": "REDUCTION_MODE",
+}
 """Field of BwdKnobs -> member of cudnn.knob_type."""
 _ALL = ", ".join(PUBLIC_NAMES.values())
 
@@ -26,6 +32,7 @@ class BwdKnobs:
     tile_m: int  # query rows of a tile
     tile_n: int  # key rows of a tile
     stages: int  # Q buffers in flight
+    heads_per_cta: int = 1  # query heads of a group whose dK and dV one CTA sums; a divisor of the group's size
     reduction_mode: ReductionMode = ReductionMode.ATOMIC
 
     def __str__(self) -> str:

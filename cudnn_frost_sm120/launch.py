@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 
 from .config.arch import TMA_ALIGNMENT
 from .facts import TensorFacts
+from .kernels.operands import TENSORS, Band, Extents, Scratch, pack_geometry
 from .plan import BwdPlan, effective_bounds
 from .workspace import WORKSPACE_ALIGNMENT
 
-TENSORS = ("q", "k", "v", "o", "do", "stats", "dq", "dk", "dv")
-"""Operands that every launch has, in the chain's order."""
+OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink")
+"""Operands that the chain takes after `TENSORS`; absent ones are None."""
+WORD_ALIGNMENT = 4
 
 
 def canonical_strides(tensor: TensorFacts) -> tuple[int, int, int]:
@@ -24,18 +27,25 @@ class Launcher:
     """One plan, ready to run on any buffers of its geometry, from any thread."""
 
     def __init__(self, plan: BwdPlan, chain: Callable[..., None]):
-        facts = plan.facts
+        facts, knobs = plan.facts, plan.knobs
         self._chain = chain
-        self._strides = tuple(canonical_strides(getattr(facts, name)) for name in TENSORS)
-        self._alignment = tuple(4 if name == "stats" else TMA_ALIGNMENT for name in TENSORS)
         self._workspace_bytes = plan.workspace_bytes
-        self._regions = tuple(plan.workspace.offset(name) for name in ("lse", "delta", "dq_accum"))
+        used = {"seq_len_q": plan.key.padded, "seq_len_kv": plan.key.padded, "sink": plan.key.dsink}
+        used["dsink"] = plan.key.dsink
+        required = [(name, WORD_ALIGNMENT if name == "stats" else TMA_ALIGNMENT) for name in TENSORS]
+        self._operands = (*required, *((name, WORD_ALIGNMENT if used[name] else 0) for name in OPTIONAL_TENSORS))
         left, right = effective_bounds(facts)
-        band = (int(facts.mask.bottom_right), left or 0, right or 0)
         extents = (facts.batch, facts.heads_q, facts.heads_k, facts.seqlen_q, facts.seqlen_k)
-        self._extents_band = ((*extents, facts.headdim_qk, facts.headdim_v), band)
-        self._padded = plan.key.padded
-        self._scale_group = (facts.scale, plan.head_group)
+        block = pack_geometry(
+            [canonical_strides(getattr(facts, name)) for name in TENSORS],
+            Extents(*extents, facts.headdim_qk, facts.headdim_v, knobs.heads_per_cta),
+            Band(int(facts.mask.bottom_right), left or 0, right or 0),
+            plan.head_group,
+            facts.scale if facts.scale is not None else 1.0,
+            [plan.workspace.offset(name) for name in Scratch._fields],
+        )
+        self._geometry = ctypes.create_string_buffer(block, len(block))
+        self._geometry_address = ctypes.addressof(self._geometry)
 
     def run(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None, stream: int) -> None:
         """Enqueue the chain on `stream`.
@@ -50,18 +60,15 @@ class Launcher:
             raise ValueError(f"this plan needs a workspace of {self._workspace_bytes} bytes, not {workspace_bytes}")
         if workspace % WORKSPACE_ALIGNMENT:
             raise ValueError(f"the workspace must be aligned to {WORKSPACE_ALIGNMENT} bytes")
-        operands = []
-        for name, strides, alignment in zip(TENSORS, self._strides, self._alignment, strict=True):
+        operands: list[int | None] = []
+        for name, alignment in self._operands:
+            if not alignment:
+                operands.append(None)
+                continue
             address = addresses.get(name)
             if not address:
                 raise ValueError(f"no buffer was passed for {name}")
             if address % alignment:
                 raise ValueError(f"the buffer of {name} must be aligned to {alignment} bytes")
-            operands.append((address, *strides))
-        lengths = None
-        if self._padded:
-            lengths = (addresses.get("seq_len_q"), addresses.get("seq_len_kv"))
-            if not all(lengths):
-                raise ValueError("this plan needs the buffers of seq_len_q and seq_len_kv")
-        scratch = tuple(workspace + offset for offset in self._regions)
-        self._chain(*operands, scratch, *self._extents_band, lengths, *self._scale_group, stream)
+            operands.append(address)
+        self._chain(*operands, workspace, self._geometry_address, stream)

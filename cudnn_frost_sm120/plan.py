@@ -21,14 +21,23 @@ class ChainKey:
     mask_left: bool
     grouped: bool
     padded: bool
+    split_group: bool
+    dsink: bool
 
     @property
     def name(self) -> str:
         """Short and readable, for logs and compiled symbols; unique among the keys of one version."""
         tile = self.tile
-        flags = (("right", self.mask_right), ("left", self.mask_left), ("gqa", self.grouped), ("padded", self.padded))
+        flags = {
+            "right": self.mask_right,
+            "left": self.mask_left,
+            "gqa": self.grouped,
+            "split": self.split_group,
+            "padded": self.padded,
+            "dsink": self.dsink,
+        }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
-        return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags if on)])
+        return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags.items() if on)])
 
 
 @dataclass(frozen=True)
@@ -56,17 +65,17 @@ def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
     return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
 
 
-def knobs_of(tile: TileConfig) -> BwdKnobs:
+def knobs_of(tile: TileConfig, heads_per_cta: int) -> BwdKnobs:
     """The knobs that name a configuration."""
-    return BwdKnobs(tile.tile_m, tile.tile_n, tile.q_stages, ReductionMode.ATOMIC)
+    return BwdKnobs(tile.tile_m, tile.tile_n, tile.q_stages, heads_per_cta, ReductionMode.ATOMIC)
 
 
 def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
     """The plan for facts that admission has accepted; raises NotImplementedError for unknown knobs."""
     rows = configs_for(facts.headdim_qk, facts.headdim_v)
-    tile = next((row for row in rows if knobs_of(row) == knobs), None)
-    if tile is None:
-        served = "; ".join(str(knobs_of(row)) for row in rows) or "none"
+    tile = next((row for row in rows if knobs_of(row, knobs.heads_per_cta) == knobs), None)
+    if tile is None or knobs.heads_per_cta < 1 or facts.group % knobs.heads_per_cta:
+        served = "; ".join(str(knobs_of(row, facts.group)) for row in rows) or "none"
         raise NotImplementedError(
             f"no kernel has the knobs {knobs} at head dims {facts.headdim_qk}/{facts.headdim_v}; served: {served}"
         )
@@ -76,8 +85,11 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         tile=tile,
         mask_right=right is not None,
         mask_left=left is not None,
-        grouped=facts.group > 1,
+        grouped=knobs.heads_per_cta > 1,
         padded=facts.mask.padding,
+        split_group=knobs.heads_per_cta < facts.group,
+        dsink=facts.dsink is not None,
     )
     heavy_first = right is not None and left is None
-    return BwdPlan(facts, knobs, target, key, layout(facts, tile), CAUSAL_HEAD_GROUP if heavy_first else 1)
+    workspace = layout(facts, tile, knobs.heads_per_cta)
+    return BwdPlan(facts, knobs, target, key, workspace, CAUSAL_HEAD_GROUP if heavy_first else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config.query_padding import padded_queries
+from .config.padding import padded_keys, padded_queries
 from .config.tiles import TileConfig
 from .facts import BwdFacts
 
@@ -15,7 +15,7 @@ WORKSPACE_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Region:
-    name: str
+    name: str  # a field of kernels.operands.Scratch
     offset: int  # bytes from the workspace base, a multiple of REGION_ALIGNMENT
     nbytes: int
 
@@ -32,14 +32,21 @@ class WorkspaceTable:
         return last.offset + last.nbytes
 
     def offset(self, name: str) -> int:
-        return next(region.offset for region in self.regions if region.name == name)
+        """Byte offset of a region; 0 for one that the plan does not have."""
+        return next((region.offset for region in self.regions if region.name == name), 0)
 
 
-def layout(facts: BwdFacts, tile: TileConfig) -> WorkspaceTable:
-    """Regions of the atomic route, linear in S_q. Per padded query row of a head: 4 bytes of LSE, 4 of delta, and
-    4 * (native headdim_qk) of fp32 dQ."""
+def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int) -> WorkspaceTable:
+    """Regions of the atomic route, linear in S.
+
+    Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ. Where the query
+    heads of a group are split over CTAs, per padded key row of a key head and part: 4 * (native head dims) of dK and dV.
+    """
     rows = facts.batch * facts.heads_q * padded_queries(facts.seqlen_q)
     sizes = {"lse": 4 * rows, "delta": 4 * rows, "dq_accum": 4 * rows * tile.headdim_qk}
+    if heads_per_cta < facts.group:
+        parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
+        sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
     regions, offset = [], 0
     for name, nbytes in sizes.items():
         regions.append(Region(name, offset, nbytes))

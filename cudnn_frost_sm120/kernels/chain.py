@@ -1,44 +1,71 @@
-"""The launch chain as one host function: preprocess, main, dq_convert on the caller's stream."""
+"""The launch chain as one host function: preprocess, main, conversions, dSink, on the caller's stream.
+
+Consecutive kernels overlap by programmatic dependent launch: each one's set-up runs while its predecessor drains, and
+what the predecessor wrote is read only behind `griddepcontrol.wait`. The first kernel is launched the ordinary way, so
+that it starts after all earlier work of the stream.
+"""
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int64
 
-from .dq_convert import DqConvertKernel
+from ..config.padding import padded_keys, padded_queries
+from .accumulator_convert import AccumulatorConvertKernel
+from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
-from .operands import Band, Extents, Lengths, Scratch, Strided
+from .operands import Lengths, Scratch, Strided, read_geometry
 from .preprocess import PreprocessKernel
 
 
 class BackwardChain:
     def __init__(self, config: MainConfig):
         tile = config.tile
+        self.config = config
         self.preprocess = PreprocessKernel(config.dtype, tile.headdim_qk, tile.headdim_v, config.padded)
         self.main = MainKernel(config)
-        self.dq_convert = DqConvertKernel(config.dtype, tile.headdim_qk)
+        self.convert_qk = AccumulatorConvertKernel(config.dtype, tile.headdim_qk)
+        self.convert_v = AccumulatorConvertKernel(config.dtype, tile.headdim_v)
 
     @cute.jit
     def __call__(
         self,
-        q: Strided,
-        k: Strided,
-        v: Strided,
-        o: Strided,
-        do: Strided,
-        lse: Strided,
-        dq: Strided,
-        dk: Strided,
-        dv: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        scale: Float32,
-        head_group: Int32,
+        q: Int64,
+        k: Int64,
+        v: Int64,
+        o: Int64,
+        do: Int64,
+        lse: Int64,
+        dq: Int64,
+        dk: Int64,
+        dv: Int64,
+        seqlens_q: Int64 | None,
+        seqlens_k: Int64 | None,
+        sink: Int64 | None,
+        dsink: Int64 | None,
+        workspace: Int64,
+        geometry: Int64,
         stream,
     ):
-        self.preprocess.launch(o, do, lse, scratch, extents, lengths, stream)
-        self.main.launch(q, k, v, do, dk, dv, scratch, extents, band, lengths, scale, head_group, stream)
-        self.dq_convert.launch(dq, scratch, extents, scale, stream)
+        """Device addresses of the operands (None: absent), and the host address of `operands.pack_geometry`'s block."""
+        g = read_geometry(geometry)
+        e = g.extents
+        addresses = (q, k, v, o, do, lse, dq, dk, dv)
+        q, k, v, o, do, lse, dq, dk, dv = (Strided(a, *s) for a, s in zip(addresses, g.strides, strict=True))
+        scratch = Scratch(*(workspace + offset for offset in g.regions))
+        lengths = Lengths(seqlens_q, seqlens_k) if self.config.padded else None
+
+        self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
+        self.main.launch(q, k, v, do, dk, dv, scratch, e, g.band, lengths, g.scale, g.head_group, stream)
+        rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
+        self.convert_qk.launch(
+            dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, stream
+        )
+        if cutlass.const_expr(self.config.split_group):
+            keys = (e.batch, e.heads_k, e.seqlen_k, rows_k)
+            self.convert_qk.launch(dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, g.scale, stream)
+            self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), stream)
+        if cutlass.const_expr(dsink is not None):
+            DsinkKernel().launch(sink, dsink, scratch, e, stream)

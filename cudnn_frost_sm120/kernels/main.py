@@ -12,7 +12,7 @@ import cutlass.experimental.cuda as cuda
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.experimental import primitives as prims
 
-from ..config.query_padding import padded_queries
+from ..config.padding import padded_queries
 from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
 from ..config.smem import chunks
 from ..device.block_range import query_tiles
@@ -22,7 +22,7 @@ from ..device.pipeline import expect_bytes, wait
 from ..device.scheduler import key_tile_of
 from ..device.seqlen import SeqlenInfo
 from .main_cleaning import clean_key_tile
-from .main_epilogue import store_key_rows
+from .main_epilogue import store_key_rows, store_partial_rows
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
 from .main_setup import Cta, MainConfig
@@ -56,9 +56,14 @@ class MainKernel:
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(tid >> 5)
         n_blocks = (extents.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        n_block, head_k, batch = key_tile_of(block, n_blocks, extents.heads_k, extents.batch, head_group)
-        group = extents.heads_q // extents.heads_k if config.grouped else 1
-        first_head_q = head_k * group
+        heads = extents.heads_q // extents.heads_per_cta if config.grouped else extents.heads_k  # CTAs per key tile
+        n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
+        heads_walked = extents.heads_per_cta if config.grouped else 1
+        first_head_q = head * heads_walked
+        head_k, part = head, 0
+        if cutlass.const_expr(config.split_group):
+            head_k = head // extents.group_splits
+            part = head - head_k * extents.group_splits
 
         len_q, len_k = None, None
         if cutlass.const_expr(config.padded):
@@ -80,11 +85,12 @@ class MainKernel:
             warp=warp,
             batch=batch,
             head_k=head_k,
+            part=part,
             first_head_q=first_head_q,
             first_key=n_block * tile.tile_n,
             begin=begin,
             end=end,
-            tiles=(end - begin) * group,
+            tiles=(end - begin) * heads_walked,
             mask=mask,
             len_q=seqlen.len_q,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
@@ -103,17 +109,28 @@ class MainKernel:
                     tma_load_tile(
                         tma, base + dst, base + smem.kv_full, cta.first_key, head_k, batch, tile.tile_n, chunks(headdim)
                     )
+        # Up to here nothing depends on the preprocess kernel: K and V are the caller's.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
         wait(base + smem.kv_full, Int32(0))
         if cutlass.const_expr(config.padded):
             clean_key_tile(config, cta, tid)
 
         if warp < WARPS_PER_GROUP:
             acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
-            store_key_rows(config, cta, acc_dv, dv, extents.seqlen_k, extents.headdim_v, Float32(1.0), tile.headdim_v)
+            if cutlass.const_expr(config.split_group):
+                store_partial_rows(config, cta, acc_dv, scratch.dv_partial, extents, tile.headdim_v)
+            else:
+                store_key_rows(
+                    config, cta, acc_dv, dv, extents.seqlen_k, extents.headdim_v, Float32(1.0), tile.headdim_v
+                )
         else:
             rows = (gmem_ptr(a, Float32) + first_row for a in (scratch.lse, scratch.delta))
             acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
-            store_key_rows(config, cta, acc_dk, dk, extents.seqlen_k, extents.headdim_qk, scale, tile.headdim_qk)
+            if cutlass.const_expr(config.split_group):
+                store_partial_rows(config, cta, acc_dk, scratch.dk_partial, extents, tile.headdim_qk)
+            else:
+                store_key_rows(config, cta, acc_dk, dk, extents.seqlen_k, extents.headdim_qk, scale, tile.headdim_qk)
 
     @cute.jit
     def launch(
@@ -154,5 +171,9 @@ class MainKernel:
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(*maps, dk, dv, scratch, extents, band, lengths, scale, head_group).launch(
-            grid=(n_blocks * e.heads_k * e.batch, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+            grid=(n_blocks * (e.heads_q // e.heads_per_cta) * e.batch, 1, 1),
+            block=(THREADS, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=True,
         )

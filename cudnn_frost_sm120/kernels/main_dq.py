@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int64
 
 from ..config.roles import WARPS, WARPS_PER_GROUP
-from ..device import dq_accum
+from ..device import accumulator
 from ..device.copy import a_lane_offset, ds_offset, ldmatrix_x4, reduce_add_v4
 from ..device.mma import mma
 from ..device.pipeline import arrive, wait
@@ -20,7 +20,7 @@ class DqTile:
     def __init__(self, config: MainConfig):
         tile = config.tile
         self.config = config
-        self.row_blocks = tile.dq_rows_per_warp // dq_accum.ROWS
+        self.row_blocks = tile.dq_rows_per_warp // accumulator.ROWS
         self.row_warps = tile.tile_m // tile.dq_rows_per_warp
         self.column_warps = (WARPS if tile.dq_both_groups else WARPS_PER_GROUP) // self.row_warps
         self.steps = tile.headdim_qk // self.column_warps // 16  # 16-column steps of a warp
@@ -61,9 +61,9 @@ class DqTile:
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride
-        row_block = m_block * (tile.tile_m // dq_accum.ROWS) + row_warp * self.row_blocks
-        target = accum + dq_accum.fragment_offset(row_block, 2 * first_step, tile.headdim_qk) + 4 * lane
+        row_block = m_block * (tile.tile_m // accumulator.ROWS) + row_warp * self.row_blocks
+        target = accum + accumulator.fragment_offset(row_block, 2 * first_step, tile.headdim_qk) + 4 * lane
         for m in cutlass.range_constexpr(self.row_blocks):
             for j in cutlass.range_constexpr(2 * self.steps):
                 column = 2 * self.stride * (j // 2) + j % 2
-                reduce_add_v4(target + dq_accum.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])
+                reduce_add_v4(target + accumulator.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])

@@ -1,15 +1,17 @@
-"""Writing dK and dV of a CTA's key tile."""
+"""Writing dK and dV of a CTA's key tile: final rows, or one part of a sum over the group's query heads."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32, Int64
 
+from ..config.padding import padded_keys
+from ..device import accumulator
 from ..device.copy import gmem_ptr
 from ..device.mma import pack_pair
 from .main_setup import Cta, MainConfig
-from .operands import Strided
+from .operands import Extents, Strided
 
 
 @cute.jit
@@ -29,3 +31,17 @@ def store_key_rows(
                     if 8 * j < headdim_out:
                         pair = pack_pair(acc[at] * scale, acc[at + 1] * scale, config.dtype)
                         cutlass.Pointer(target + 8 * j, dtype=Int32).store(pair)
+
+
+@cute.jit
+def store_partial_rows(config: MainConfig, cta: Cta, acc, partial, extents: Extents, headdim: cutlass.Constexpr[int]):
+    """Write acc[key_blocks][headdim / 8][4] as fp32 fragments into this part's slot (device/accumulator.py)."""
+    slot = (cta.batch * extents.heads_k + cta.head_k) * extents.group_splits + cta.part
+    first = cta.first_key + cta.warp_in_group * config.warp_keys
+    offset = (Int64(slot) * padded_keys(extents.seqlen_k) + first) * headdim + 4 * cta.lane
+    target = gmem_ptr(partial, Float32) + offset
+    for block in cutlass.range_constexpr(config.tile.key_blocks):
+        for j in cutlass.range_constexpr(headdim // 8):
+            at = (block * (headdim // 8) + j) * 4
+            value = cutlass.Vector.from_elements(tuple(acc[at + i] for i in range(4)), Float32)
+            (target + accumulator.fragment_offset(block, j, headdim)).store(value, alignment=16)

@@ -21,6 +21,7 @@ class MainConfig:
     mask: MaskKinds
     grouped: bool  # several query heads share a key head (GQA)
     padded: bool  # per-batch lengths
+    split_group: bool = False  # several CTAs share a key tile, each with a part of its group's query heads
 
     @property
     def smem(self) -> SmemLayout:
@@ -41,6 +42,7 @@ class Cta:
     warp: Any
     batch: Any
     head_k: Any
+    part: Any  # which part of the group's query heads the CTA walks
     first_head_q: Any
     first_key: Any  # of the key tile
     begin: Any

@@ -1,12 +1,16 @@
-"""What the host hands to the chain: one record per kind of value, all run-time, in a fixed order.
+"""What the host hands to the chain: device addresses, and one block of host memory with the geometry.
 
-Addresses and strides are 64-bit; strides count elements and come in the order batch, head, sequence (the head dim is
-contiguous). `None` for an absent operand, which folds its code away at compile time.
+Everything is run-time: a chain compiles once for all shapes. The block exists because unpacking forty scalars per call
+would cost more host time than a kernel launch; the host function reads it with plain loads.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
+
+TENSORS = ("q", "k", "v", "o", "do", "stats", "dq", "dk", "dv")
+"""Strided operands that every launch has, in the chain's order."""
 
 
 class Extents(NamedTuple):
@@ -17,10 +21,24 @@ class Extents(NamedTuple):
     seqlen_k: Any
     headdim_qk: Any
     headdim_v: Any
+    heads_per_cta: Any  # query heads of a group that one CTA of the main kernel walks
+
+    @property
+    def group_splits(self):
+        """CTAs that share a key tile: each walks a part of the query heads of its group."""
+        return self.heads_q // (self.heads_k * self.heads_per_cta)
+
+
+class Band(NamedTuple):
+    """Run-time part of the mask: bounds as in the design, bounded by the host so that 32-bit sums cannot wrap."""
+
+    bottom_right: Any
+    left_bound: Any
+    right_bound: Any
 
 
 class Strided(NamedTuple):
-    """A (batch, head, sequence, head dim) tensor in global memory."""
+    """A (batch, head, sequence, head dim) tensor in global memory; strides count elements, the head dim is contiguous."""
 
     address: Any
     stride_b: Any
@@ -32,14 +50,6 @@ class Strided(NamedTuple):
         from cutlass import Int64
 
         return Int64(batch) * self.stride_b + Int64(head) * self.stride_h + Int64(row) * self.stride_s
-
-
-class Band(NamedTuple):
-    """Run-time part of the mask: bounds as in the design, clamped by the host so that 32-bit sums cannot wrap."""
-
-    bottom_right: Any
-    left_bound: Any
-    right_bound: Any
 
 
 class Lengths(NamedTuple):
@@ -54,4 +64,48 @@ class Scratch(NamedTuple):
 
     lse: Any  # fp32 [batch * heads_q][padded seqlen_q], in log2 units, +inf where P must be 0
     delta: Any  # fp32 [batch * heads_q][padded seqlen_q]
-    dq_accum: Any  # fp32, device/dq_accum.py
+    dq_accum: Any  # fp32 accumulator, device/accumulator.py
+    dk_partial: Any  # fp32 accumulators of the group splits; None where one CTA walks a whole group
+    dv_partial: Any
+
+
+WORDS = 3 * len(TENSORS) + len(Extents._fields) + len(Band._fields) + 2 + 5
+"""64-bit words of the geometry block: strides, extents, band, head_group, scale (fp32 bits), region offsets."""
+
+
+def pack_geometry(strides, extents: Extents, band: Band, head_group: int, scale: float, regions) -> bytes:
+    """The block, for `read_geometry`. `strides`: (batch, head, sequence) of each of `TENSORS`; `regions`: byte offsets
+    of the `Scratch` fields from the workspace base (0 for absent ones)."""
+    words = [*(s for triple in strides for s in triple), *extents, *band, head_group]
+    bits = struct.unpack("<I", struct.pack("<f", scale))[0]
+    return struct.pack(f"<{WORDS}q", *words, bits, *regions)
+
+
+class Geometry(NamedTuple):
+    strides: Any
+    extents: Extents
+    band: Band
+    head_group: Any
+    scale: Any
+    regions: Any
+
+
+def read_geometry(block) -> Geometry:
+    """Load the block in the traced host function; `block` is its host address."""
+    import cutlass
+    from cutlass import Float32, Int32, Int64
+    from cutlass._mlir.dialects import llvm
+
+    base = llvm.inttoptr(llvm.PointerType.get(0), Int64(block).ir_value())
+    words = cutlass.Pointer(base, dtype=Int64)
+    at = iter(range(WORDS))
+
+    def take(count: int):
+        return [(words + next(at)).load() for _ in range(count)]
+
+    strides = [take(3) for _ in TENSORS]
+    extents = Extents(*(Int32(word) for word in take(len(Extents._fields))))
+    band = Band(*(Int32(word) for word in take(len(Band._fields))))
+    (head_group,) = take(1)
+    scale = cutlass.Pointer(base, dtype=Float32) + 2 * next(at)
+    return Geometry(strides, extents, band, Int32(head_group), scale.load(), take(len(Scratch._fields)))

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ..config.query_padding import QUERY_PADDING, padded_queries
+from ..config.padding import QUERY_PADDING, padded_queries
 from ..device.copy import gmem_ptr
 from ..device.mma import unpack_pair
 from ..device.seqlen import SeqlenInfo
@@ -33,6 +33,7 @@ class PreprocessKernel:
     def kernel(
         self, o: Strided, do: Strided, lse: Strided, scratch: Scratch, extents: Extents, lengths: Lengths | None
     ):
+        cute.arch.griddepcontrol_launch_dependents()
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         padded_q = padded_queries(extents.seqlen_q)
