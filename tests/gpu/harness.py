@@ -1,0 +1,344 @@
+"""Pose a case on the GPU, run it through the launcher, a graph or the wrapper, and judge the gradients.
+
+Inputs have NaN wherever they are not read: between rows of a layout with gaps and past the lengths. Outputs start as
+NaN everywhere, the workspace as 0xFF; behind the workspace and around the outputs lie guards that must survive. The
+oracle is reference.py in fp64 on the same rounded inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from cudnn_frost_sm120 import reference, target
+from cudnn_frost_sm120.compile import compile_chain
+from cudnn_frost_sm120.facts import BwdFacts, TensorFacts
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.knobs import BwdKnobs
+from cudnn_frost_sm120.launch import Launcher
+from cudnn_frost_sm120.plan import BwdPlan, make_plan
+from cudnn_frost_sm120.register import ENGINE_NAME, register
+from cudnn_frost_sm120.support import FEATURES
+
+from .cases import Case, facts_of
+
+TORCH_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int32": torch.int32}
+TOLERANCE = {"bf16": 6e-3, "fp16": 1e-3}
+"""Largest `reference.relative_error` of any gradient; its floor is what the terms of the sums add up to."""
+YARDSTICK_PAIRS = 1 << 22
+"""Query-key pairs up to which the same gradients in plain torch are computed too."""
+GUARD = 64
+"""Elements before and after every tensor, bytes * 4 behind the workspace."""
+
+KERNELS_AHEAD = frozenset({"padding"})
+"""Features that the kernels serve whatever admission says; the launcher path tests them all the same."""
+
+
+def allocate(record: TensorFacts, device: str, fill: float) -> torch.Tensor:
+    """A view with the dims and strides of `record` over storage that holds nothing else but two guards."""
+    stepped = [(extent - 1) * stride for extent, stride in zip(record.dim, record.stride, strict=True) if extent > 1]
+    count = sum(stepped) + 1 + 2 * GUARD
+    storage = torch.full((count,), fill, dtype=TORCH_DTYPE[record.dtype], device=device)
+    return storage.as_strided(record.dim, record.stride, GUARD)
+
+
+def storage_of(view: torch.Tensor) -> torch.Tensor:
+    """Everything that `allocate` made for the view, in one dimension."""
+    count = view.untyped_storage().nbytes() // view.element_size()
+    return view.as_strided((count,), (1,), 0)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A plan's workspace, filled with 0xFF, with a guard behind it."""
+
+    buffer: torch.Tensor
+    nbytes: int
+    shift: int
+
+    @classmethod
+    def create(cls, nbytes: int, device: str, shift: int = 0) -> Workspace:
+        """`shift` bytes off a generous alignment; a multiple of 16 is allowed."""
+        buffer = torch.full((shift + nbytes + 4 * GUARD,), 0xFF, dtype=torch.uint8, device=device)
+        return cls(buffer, nbytes, shift)
+
+    @property
+    def view(self) -> torch.Tensor:
+        return self.buffer[self.shift : self.shift + self.nbytes]
+
+    @property
+    def intact(self) -> bool:
+        guards = (self.buffer[: self.shift], self.buffer[self.shift + self.nbytes :])
+        return all(bool((guard == 0xFF).all()) for guard in guards)
+
+
+class Problem:
+    """The tensors of a case, keyed by port name as in a launch."""
+
+    def __init__(self, case: Case, device: str = "cuda", facts: BwdFacts | None = None):
+        self.case, self.device = case, device
+        self.facts = facts_of(case) if facts is None else facts
+        self.tensors: dict[str, torch.Tensor] = {}
+        for record in self.facts.inputs():
+            self.tensors[record.name] = allocate(record, device, 0 if record.dtype == "int32" else math.nan)
+        for record in self.facts.outputs():
+            self.tensors[record.name] = allocate(record, device, math.nan)
+        for name, values in case.lengths.items():
+            self.tensors[name].copy_(torch.tensor(values, dtype=torch.int32).reshape(-1, 1, 1, 1))
+        self.refill(case.seed)
+
+    def refill(self, seed: int) -> None:
+        """New contents, in place: inputs from the seed, o and stats by the oracle, outputs NaN."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.__dict__.pop("expected", None)
+        centre = {"q": 8.0, "k": -8.0} if self.case.values == "very_negative_lse" else {}
+        for name in ("q", "k", "v", "do", "bias", "sink"):
+            if name in self.tensors:
+                tensor = self.tensors[name]
+                noise = torch.randn(tensor.shape, generator=generator, device=self.device)
+                tensor.copy_(noise + centre.get(name, 0.0))
+        self._poison("q", "k", "v", "do")
+        o, lse = reference.sdpa_forward(*(self.tensors[n] for n in ("q", "k", "v")), **self.features)
+        self.tensors["o"].copy_(o)
+        self.tensors["stats"].copy_(lse)
+        self._poison("o", "stats")
+        self.wipe_outputs()
+
+    def wipe_outputs(self) -> None:
+        for record in self.facts.outputs():
+            storage_of(self.tensors[record.name]).fill_(math.nan)
+
+    def _poison(self, *names: str) -> None:
+        """NaN in the rows past the lengths."""
+        for name in names:
+            lengths = self.tensors.get("seq_len_kv" if name in ("k", "v") else "seq_len_q")
+            if lengths is None:
+                continue
+            for batch, length in enumerate(lengths.flatten().tolist()):
+                self.tensors[name][batch, :, max(length, 0) :] = math.nan
+
+    @property
+    def features(self) -> dict:
+        """The keyword arguments of the oracle."""
+        optional = ("seq_len_q", "seq_len_kv", "bias", "sink")
+        return {
+            "scale": self.facts.scale,
+            "mask": self.facts.mask,
+            **{name: self.tensors.get(name) for name in optional},
+        }
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        return {record.name: self.tensors[record.name] for record in self.facts.outputs()}
+
+    @cached_property
+    def expected(self) -> reference.Gradients:
+        inputs = [self.tensors[name] for name in ("q", "k", "v", "o", "do", "stats")]
+        dims = None if self.facts.dbias is None else self.facts.dbias.dim
+        return reference.sdpa_backward(*inputs, **self.features, want_dbias_dims=dims)
+
+    def addresses(self) -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in self.tensors.items()}
+
+    def errors(self, got: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        return self.expected.errors({name: got[name] for name in self.outputs})
+
+    def dead(self) -> dict[str, torch.Tensor]:
+        """Per gradient, (B, H, S) bool: rows that get no contribution at all, and so must be exact zeros."""
+        facts = self.facts
+        lengths = []
+        for name, full in (("seq_len_q", facts.seqlen_q), ("seq_len_kv", facts.seqlen_k)):
+            given = self.tensors.get(name, torch.full((facts.batch,), full, device=self.device))
+            lengths.append(given.reshape(-1, 1, 1).clamp(0, full))
+        row = torch.arange(facts.seqlen_q, device=self.device)[None, :, None]
+        key = torch.arange(facts.seqlen_k, device=self.device)[None, None, :]
+        keep = reference.keep_mask(facts.mask, row, key, *lengths)
+        rows, keys = ~keep.any(2)[:, None], ~keep.any(1)[:, None]
+        unscaled = facts.scale == 0
+        wanted = {"dq": rows | unscaled, "dk": keys | unscaled, "dv": keys}
+        return {name: dead.expand(self.tensors[name].shape[:3]) for name, dead in wanted.items()}
+
+    def yardstick(self) -> dict[str, float] | None:
+        """Errors of plain torch in the same dtype, where that is cheap and every input is finite."""
+        pairs = self.facts.batch * self.facts.heads_q * self.facts.seqlen_q * self.facts.seqlen_k
+        if self.case.padded or self.case.values != "normal" or pairs > YARDSTICK_PAIRS:
+            return None
+        features = {name: value for name, value in self.features.items() if not name.startswith("seq_len")}
+        near = reference.same_dtype_gradients(*(self.tensors[n] for n in ("q", "k", "v", "do")), **features)
+        return self.expected.errors({name: near[name] for name in ("dq", "dk", "dv")})
+
+
+def make_launch(
+    problem: Problem, knobs: BwdKnobs | None = None, workspace: Workspace | None = None
+) -> tuple[BwdPlan, Workspace, Callable[[], None]]:
+    """(plan, workspace, run): `run` enqueues on torch's current stream; what it needs stays alive with it."""
+    resolved = target.for_device(torch.cuda.current_device())
+    plan = make_plan(problem.facts, knobs or ranked_knobs(problem.facts, resolved)[0], resolved)
+    launcher = Launcher(plan, compile_chain(plan.key, resolved))
+    held = workspace or Workspace.create(plan.workspace_bytes, problem.device)
+    addresses = problem.addresses()
+
+    def run() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        launcher.run(addresses, held.view.data_ptr(), held.nbytes, stream)
+
+    return plan, held, run
+
+
+def run_launcher(problem: Problem, knobs: BwdKnobs | None = None, shift: int = 0) -> dict[str, torch.Tensor]:
+    workspace = None
+    if shift:
+        nbytes = make_launch(problem, knobs)[0].workspace_bytes
+        workspace = Workspace.create(nbytes, problem.device, shift)
+    _, workspace, run = make_launch(problem, knobs, workspace)
+    run()
+    torch.cuda.synchronize()
+    assert workspace.intact, "something wrote past the workspace"
+    return problem.outputs
+
+
+def build_graph(problem: Problem):
+    """(graph, buffers by uid) of the problem as a cudnn.pygraph, not yet validated."""
+    import cudnn
+
+    register()
+    facts, tensors = problem.facts, problem.tensors
+    io = {"fp16": cudnn.data_type.HALF, "bf16": cudnn.data_type.BFLOAT16}[facts.dtype]
+    kinds = {**dict.fromkeys(("fp16", "bf16"), io), "fp32": cudnn.data_type.FLOAT, "int32": cudnn.data_type.INT32}
+    graph = cudnn.pygraph(
+        io_data_type=io, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT
+    )
+
+    def declare(record: TensorFacts):
+        return graph.tensor(
+            dim=list(record.dim), stride=list(record.stride), data_type=kinds[record.dtype], name=record.name
+        )
+
+    ports = {"do": "dO", "sink": "sink_token", "dbias": "dBias", "dsink": "dSink_token"}
+    declared = {r.name: declare(r) for r in (*facts.inputs(), facts.dbias, facts.dsink) if r is not None}
+    arguments = {ports.get(name, name): tensor for name, tensor in declared.items()}
+    mask = facts.mask
+    alignment = cudnn.diagonal_alignment.BOTTOM_RIGHT if mask.bottom_right else cudnn.diagonal_alignment.TOP_LEFT
+    options = {"diagonal_band_left_bound": mask.left_bound, "diagonal_band_right_bound": mask.right_bound}
+    options = {name: value for name, value in options.items() if value is not None}
+    gradients = graph.sdpa_backward(
+        **arguments,
+        attn_scale=facts.scale,
+        use_padding_mask=mask.padding,
+        use_deterministic_algorithm=facts.deterministic,
+        diagonal_alignment=alignment,
+        **options,
+    )
+    for record, gradient in zip((facts.dq, facts.dk, facts.dv), gradients, strict=True):
+        gradient.set_output(True).set_dim(list(record.dim)).set_stride(list(record.stride)).set_data_type(io)
+        declared[record.name] = gradient
+    for name in ("dbias", "dsink"):
+        if name in declared:
+            declared[name].set_output(True)
+    return graph, {tensor.get_uid(): tensors[name] for name, tensor in declared.items()}
+
+
+def plan_graph(graph) -> list[int]:
+    """Validate and plan; the indices of our plans, best first."""
+    import cudnn
+
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A])
+    count = graph.get_execution_plan_count()
+    return [i for i in range(count) if graph.get_plan_name_at_index(i).startswith(ENGINE_NAME)]
+
+
+def select_ours(graph) -> None:
+    """Plan the graph and select our first plan; fails where there is none."""
+    ours = plan_graph(graph)
+    assert ours, "our engine proposed no plan for this graph"
+    graph.select_plan(ours[0])
+    graph.check_support()
+    graph.build_plans()
+
+
+def run_graph(problem: Problem) -> dict[str, torch.Tensor]:
+    graph, buffers = build_graph(problem)
+    select_ours(graph)
+    workspace = Workspace.create(graph.get_workspace_size(), problem.device)
+    graph.execute(buffers, workspace.view)
+    torch.cuda.synchronize()
+    assert workspace.intact, "something wrote past the workspace"
+    return problem.outputs
+
+
+def wrapper_arguments(problem: Problem) -> dict:
+    """What `sdpa_bwd_wrapper_dsl_sm120` is to be called with."""
+    facts, tensors = problem.facts, problem.tensors
+    mask = facts.mask
+    assert mask.right_bound is not None or not mask.bottom_right, "the wrapper has no such mask"
+    arguments = {f"{name}_tensor": tensors[name] for name in ("q", "k", "v", "o", "do", "stats")}
+    return arguments | {
+        "is_causal": mask.right_bound is not None,
+        "causal_bottom_right": mask.bottom_right,
+        "window_size_left": None if mask.left_bound is None else mask.left_bound - 1,
+        "window_size_right": mask.right_bound or None,
+        "deterministic": facts.deterministic,
+        "scale_softmax": facts.scale,
+        "seq_q_lens": tensors.get("seq_len_q"),
+        "seq_kv_lens": tensors.get("seq_len_kv"),
+        "sink_token": tensors.get("sink"),
+        "bias_tensor": tensors.get("bias"),
+    }
+
+
+def run_wrapper(problem: Problem) -> dict[str, torch.Tensor]:
+    from cudnn_frost_sm120 import sdpa_bwd_wrapper_dsl_sm120
+
+    results = sdpa_bwd_wrapper_dsl_sm120(**wrapper_arguments(problem))
+    torch.cuda.synchronize()
+    return {name: results[f"{name}_tensor"] for name in problem.outputs}
+
+
+RUNNERS = {"launcher": run_launcher, "graph": run_graph, "wrapper": run_wrapper}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: Case
+    errors: dict[str, float]
+    tolerance: float
+
+
+def judge(problem: Problem, got: Mapping[str, torch.Tensor]) -> Outcome:
+    """Compare with the oracle. Raises AssertionError, naming the case and its seed, for anything that is not right."""
+    case, where = problem.case, f"{problem.case.id} (seed {problem.case.seed})"
+    tolerance = TOLERANCE[problem.facts.dtype]
+    errors = problem.errors(got)
+    shown = ", ".join(f"{name} {error:.2e}" for name, error in errors.items())
+    assert max(errors.values()) <= tolerance, f"{where}: {shown}, and {tolerance:.0e} is allowed"
+    for name, dead in problem.dead().items():
+        assert not got[name][dead].any(), f"{where}: {name} is not exactly zero where nothing contributes"
+    for name, tensor in problem.outputs.items():
+        if got[name] is tensor:
+            storage = storage_of(tensor)
+            written = int(storage.numel() - storage.isnan().sum())
+            assert written == tensor.numel(), f"{where}: {written} elements of {name} written, not {tensor.numel()}"
+    near = problem.yardstick()
+    for name, error in (near or {}).items():
+        limit = 2 * error + tolerance / 10
+        assert errors[name] <= limit, f"{where}: {name} {errors[name]:.2e}, and torch in {case.dtype} has {error:.2e}"
+    return Outcome(case, errors, tolerance)
+
+
+def unserved(case: Case, via: str) -> list[str]:
+    """Features of the case that support.py says admission declines, and that `via` therefore cannot run."""
+    facts = facts_of(case)
+    names = [feature.name for feature in FEATURES if not feature.served and feature.asked(facts)]
+    return [name for name in names if via != "launcher" or name not in KERNELS_AHEAD]
+
+
+def check(case: Case, via: str = "launcher", **options) -> Outcome:
+    """Pose, run and judge one case."""
+    problem = Problem(case)
+    return judge(problem, RUNNERS[via](problem, **options))
