@@ -169,6 +169,24 @@ def test_other_dtypes_are_declined():
         wrapper.refuse(facts(operands(torch.float64)), target.Target("sm_120", "sm_120a", None, 188))
 
 
+@pytest.mark.compile
+def test_plans_and_compiles_the_first_plan(monkeypatch):
+    """All that comes before the launch, for a GPU that is not there."""
+    monkeypatch.setattr(target, "for_device", lambda device: target.Target("sm_120", "sm_120a", None, 188))
+    names = (*wrapper._REQUIRED, *wrapper._OPTIONAL)
+    given = {name: (t.shape, t.stride(), t.dtype, t.device) for name, t in operands().items()}
+    signatures = tuple(given.get(name) for name in names)
+    launcher, workspace_bytes = wrapper._launcher.__wrapped__(signatures, MaskFacts(right_bound=0), 0.125, False)
+    assert workspace_bytes >= B * HQ * SQ * D * 4, "fp32 dQ"
+    with pytest.raises(ValueError, match="workspace"):
+        launcher.run({}, 0, workspace_bytes, 0)
+
+    elsewhere = [*signatures]
+    elsewhere[names.index("stats")] = (*given["stats"][:3], torch.device("cpu"))
+    with pytest.raises(ValueError, match="q is on meta and stats on cpu; all tensors belong on one device"):
+        wrapper._launcher.__wrapped__(tuple(elsewhere), MaskFacts(), 0.125, False)
+
+
 def test_results_unpack_and_index():
     dq, dk, dv = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
     results = wrapper.NamedResults(dq_tensor=dq, dk_tensor=dk, dv_tensor=dv)
