@@ -118,8 +118,12 @@ def our_plan(graph: cudnn.pygraph) -> int:
 def print_resources(plan: BwdPlan) -> None:
     """Registers, shared memory and compile time of a plan's kernels, read from the cubin."""
     print(f"compiled for {plan.target.arch}; workspace {plan.workspace_bytes:,} bytes")
+    try:
+        rows = cubin.report(plan.key, plan.target)
+    except FileNotFoundError as missing:  # the tools come with the `test` extra
+        print(f"  {missing}")
+        return
     print(f"  {'kernel':<20}{'registers':>10}{'shared bytes':>14}{'stack bytes':>13}")
-    rows = cubin.report(plan.key, plan.target)
     for row in rows:
         print(f"  {row.kernel:<20}{row.registers:>10}{row.shared_bytes:>14,}{row.stack_bytes:>13}")
     print(f"  {rows[0].seconds:.1f} s for the chain of {len(rows)}; other lengths, strides and scales reuse it")
