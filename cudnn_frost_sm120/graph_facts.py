@@ -185,12 +185,12 @@ def _last(*values: int | None) -> int | None:
 
 
 def _scale(params: Mapping[str, Any], ports: _Ports) -> tuple[float | None, TensorFacts | None]:
-    """(value, None), or (None, tensor). An absent attn_scale is no scaling; a scalar tensor may hold its value."""
+    """(value, None), or (None, tensor). Without attn_scale nothing is scaled; a constant scalar holds a value."""
     tensor = ports.get("attn_scale")
     if tensor is None:
         value = params.get("attn_scale")
         return (1.0 if value is None else float(value)), None
-    if tensor.pass_by_value is not None:
+    if tensor.pass_by_value is not None and getattr(tensor.scalar_type, "name", "") != "RUNTIME_PARAM":
         return float(tensor.pass_by_value), None
     return None, _optional(ports, "attn_scale", "scale_tensor")
 

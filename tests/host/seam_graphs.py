@@ -106,6 +106,9 @@ def mxfp8_graph() -> Any:
             data_type=scale_type,
             reordering_type=cudnn.tensor_reordering.F8_128x4,
         )
-    for result in graph.sdpa_mxfp8_backward(**ports, use_causal_mask=True)[:3]:
+    results = graph.sdpa_mxfp8_backward(**ports, use_causal_mask=True)
+    for result in results[:3]:
         result.set_output(True).set_dim(dim).set_stride(stride)
+    for amax in results[3:]:
+        amax.set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1])
     return graph

@@ -72,13 +72,18 @@ def test_scale_forms() -> None:
     assert on_device.scale is None
     assert on_device.scale_tensor is not None
     assert on_device.scale_tensor.dim == (1, 1, 1, 1)
-    embedded = facts_from_graph(
-        make_graph(attn_scale=None, extra=lambda g: {"attn_scale": g.tensor_scalar(0.5, cudnn.scalar_type.FLOAT)})
-        if hasattr(cudnn.scalar_type, "FLOAT")
-        else make_graph(attn_scale=0.5)
-    )
-    assert embedded.scale == 0.5
-    assert embedded.scale_tensor is None
+
+
+def test_embedded_scale() -> None:
+    def graph(kind: Any) -> Any:
+        return make_graph(attn_scale=None, extra=lambda g: {"attn_scale": g.tensor_scalar(0.5, kind)})
+
+    constant = facts_from_graph(graph(cudnn.scalar_type.COMPILE_TIME_CONST))
+    assert (constant.scale, constant.scale_tensor) == (0.5, None)
+    changeable = facts_from_graph(graph(cudnn.scalar_type.RUNTIME_PARAM))
+    assert changeable.scale is None
+    assert changeable.scale_tensor is not None
+    assert changeable.scale_tensor.by_value
 
 
 def side(name: str, dim: list[int], dtype: Any = FP32) -> Any:

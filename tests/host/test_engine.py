@@ -1,0 +1,229 @@
+"""What a plan checks at execute, before anything is launched, and that it compiles with no device at all.
+
+There is no device here, so the variant pack is a stand-in with the native pack's interface, over invented addresses.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from seam_graphs import make_graph, plan
+
+from cudnn_frost_sm120 import engine as engine_module
+from cudnn_frost_sm120.engine import Sm120BwdPlan, analyze
+from cudnn_frost_sm120.facts import BwdFacts
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.plan import BwdPlan, make_plan
+from cudnn_frost_sm120.register import ENGINE_NAME
+
+pytestmark = pytest.mark.usefixtures("opted_in")
+
+CODES = {"bf16": (4, 16), "fp16": (2, 16), "fp32": (2, 32)}
+
+
+class Buffer:
+    """One operand as the native pack describes it."""
+
+    def __init__(self, tensor: Any, address: int) -> None:
+        self.address: int | None = address
+        self.nbytes = tensor.required_bytes
+        self.device = (2, 0)
+        self.dtype = CODES[tensor.dtype]
+        self.shape = list(tensor.dim)
+
+
+class Native:
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self._buffers = buffers
+
+    def is_filled(self, slot: int) -> bool:
+        return self._buffers[slot].address is not None
+
+    def pointer(self, slot: int) -> int:
+        return self._buffers[slot].address or 0
+
+    def observed_bytes(self, slot: int) -> int:
+        return self._buffers[slot].nbytes
+
+    def observed_device(self, slot: int) -> tuple[int, int]:
+        return self._buffers[slot].device
+
+    def dtype(self, slot: int) -> tuple[int, int]:
+        return self._buffers[slot].dtype
+
+    def shape(self, slot: int) -> list[int]:
+        return self._buffers[slot].shape
+
+
+class Launches(list[Any]):
+    """Stands where the launcher does."""
+
+    def run(self, addresses: dict[str, int], workspace: int, workspace_bytes: int | None, stream: int) -> None:
+        self.append((dict(addresses), workspace, workspace_bytes, stream))
+
+
+class Run:
+    """A plan of a small graph, buffers for it, and one execute of it."""
+
+    def __init__(self, facts: BwdFacts, made: BwdPlan) -> None:
+        tensors = [*facts.inputs(), *facts.outputs()]
+        self.buffers = {t.name: Buffer(t, 0x10_0000 * (i + 1)) for i, t in enumerate(tensors)}
+        self.uids = tuple(t.uid for t in tensors)
+        self.launches = Launches()
+        self.plan = Sm120BwdPlan(made, self.launches)  # type: ignore[arg-type]
+        self.pack = SimpleNamespace(
+            uids=self.uids,
+            index_of_uid={uid: slot for slot, uid in enumerate(self.uids)},
+            native=Native(list(self.buffers.values())),
+            device=0,
+            overridden=(),
+            workspace=0x4000_0000,
+            workspace_bytes=made.workspace_bytes,
+        )
+        self.workspace: Any = SimpleNamespace(device=SimpleNamespace(type="cuda", index=0))
+
+    def execute(self, stream: int | None = 7) -> None:
+        self.plan.execute(None, self.pack, SimpleNamespace(workspace=self.workspace, stream=stream))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    info = SimpleNamespace(compute_capability=(12, 0))
+    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    request = analyze(make_graph())
+    assert request.facts is not None
+    assert request.target is not None
+    knobs = ranked_knobs(request.facts, request.target)[0]
+    return Run(request.facts, make_plan(request.facts, knobs, request.target))
+
+
+def refused(run: Run, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        run.execute()
+    assert str(error.value).startswith(f"{ENGINE_NAME}: ")
+    assert not run.launches
+
+
+def test_good_buffers_are_launched(run: Run) -> None:
+    run.execute()
+    run.execute(stream=9)
+    addresses, workspace, nbytes, stream = run.launches[0]
+    assert addresses == {name: buffer.address for name, buffer in run.buffers.items()}
+    assert (workspace, nbytes, stream) == (0x4000_0000, run.plan.get_workspace_size(), 7)
+    assert run.launches[1][3] == 9
+    assert run.plan.takes_variant_pack
+
+
+def test_another_operand_order(run: Run) -> None:
+    run.execute()
+    run.pack.uids = run.uids[::-1]
+    run.pack.index_of_uid = {uid: slot for slot, uid in enumerate(run.pack.uids)}
+    run.pack.native = Native(list(run.buffers.values())[::-1])
+    run.execute()
+    assert run.launches[0] == run.launches[1]
+
+
+def test_bare_addresses_are_taken_at_their_word(run: Run) -> None:
+    for buffer in run.buffers.values():
+        buffer.nbytes, buffer.device = -1, (-1, -1)
+    run.workspace, run.pack.workspace_bytes = 0x4000_0000, 0
+    run.execute()
+    assert run.launches[0][2] is None, "the size of a bare workspace address is not known"
+
+
+@pytest.mark.parametrize("name", ["q", "stats", "dv"])
+def test_missing_buffer(run: Run, name: str) -> None:
+    run.buffers[name].address = None
+    refused(run, f"no buffer was passed for {name}")
+
+
+def test_buffer_absent_from_the_pack(run: Run) -> None:
+    run.pack.uids = run.uids[1:]
+    run.pack.index_of_uid = {uid: slot for slot, uid in enumerate(run.pack.uids)}
+    refused(run, "no buffer was passed for q")
+
+
+@pytest.mark.parametrize("name", ["k", "stats", "dq"])
+def test_short_buffer(run: Run, name: str) -> None:
+    run.buffers[name].nbytes -= 1
+    refused(run, f"buffer of {name} holds {run.buffers[name].nbytes} bytes; the graph declares")
+
+
+@pytest.mark.parametrize("device", [(1, 0), (2, 1)])
+def test_buffer_on_another_device(run: Run, device: tuple[int, int]) -> None:
+    run.buffers["do"].device = device
+    refused(run, "buffer of do is not on cuda:0")
+
+
+def test_buffer_of_another_dtype(run: Run) -> None:
+    run.buffers["v"].dtype = CODES["fp32"]
+    refused(run, "buffer of v has another dtype")
+
+
+@pytest.mark.parametrize("other", ["q", "dk", "stats"])
+def test_output_on_another_operand(run: Run, other: str) -> None:
+    run.buffers["dq"].address = run.buffers[other].address
+    refused(run, "lies on another operand's buffer")
+
+
+def test_inputs_may_share_a_buffer(run: Run) -> None:
+    run.buffers["k"].address = run.buffers["v"].address
+    run.execute()
+    assert run.launches
+
+
+def test_overrides_are_refused(run: Run) -> None:
+    run.pack.overridden = (2,)
+    refused(run, "overrides are not served")
+
+
+def test_overrides_are_refused_where_the_pack_does_not_name_them(run: Run) -> None:
+    del run.pack.overridden
+    run.buffers["q"].shape = [2, 128, 4, 64]  # the caller's own order of axes
+    run.execute()
+    run.launches.clear()
+    run.buffers["q"].shape = [2, 4, 100, 64]
+    refused(run, "overrides are not served")
+
+
+def test_workspace_on_another_device(run: Run) -> None:
+    for device in (SimpleNamespace(type="cpu", index=None), SimpleNamespace(type="cuda", index=1)):
+        run.workspace = SimpleNamespace(device=device)
+        refused(run, "the workspace is on")
+
+
+def test_another_gpu_than_compiled_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = SimpleNamespace(compute_capability=(12, 1))
+    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    refused(run, "compiled for sm_120a, and cuda:0 is SM121")
+
+
+def test_no_pack(run: Run) -> None:
+    run.pack = None
+    refused(run, "could not read the variant pack")
+
+
+def test_stream_of_a_caller_without_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=40 + device))
+    )
+    monkeypatch.setattr(engine_module, "sys", SimpleNamespace(modules={"torch": torch}))
+    run.execute(stream=None)
+    monkeypatch.setattr(engine_module, "sys", SimpleNamespace(modules={}))
+    run.execute(stream=None)
+    assert [launch[3] for launch in run.launches] == [40, 0]
+
+
+@pytest.mark.compile
+def test_build_with_no_device_at_all() -> None:
+    """validate, plan, pin, compile for sm_120a: the whole of planning works ahead of time."""
+    graph = plan(make_graph(use_causal_mask=True)).select_plan(0)
+    graph.check_support()
+    graph.build_plans()
+    compiled = graph._compiled_plans[0]
+    assert isinstance(compiled, Sm120BwdPlan)
+    assert graph.get_workspace_size() == compiled.plan.workspace_bytes > 0
+    assert compiled.plan.target.device is None
+    assert compiled.plan.knobs == graph.plans[0].knobs

@@ -1,0 +1,279 @@
+"""Through the ordinary cudnn.pygraph API, with no device: what is listed, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cudnn
+import pytest
+from cudnn.engines import PlanConfig, manifest
+from cudnn.engines.heuristics import BACKEND
+from seam_graphs import fp8_graph, lengths, make_graph, mxfp8_graph, plan
+
+from cudnn_frost_sm120 import family
+from cudnn_frost_sm120.engine import Sm120BwdEngine, analyze
+from cudnn_frost_sm120.family import FamilyFacts
+from cudnn_frost_sm120.knobs import BwdKnobs
+from cudnn_frost_sm120.register import ENGINE_ID, ENGINE_NAME, original_hook, unregister
+
+pytestmark = [pytest.mark.planning, pytest.mark.usefixtures("opted_in")]
+
+FLAG, TARGET = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES", "CUDNN_FROST_SM120_TARGET"
+NOT_SUPPORTED = cudnn.cudnnGraphNotSupportedError
+BOTTOM_RIGHT = cudnn.diagonal_alignment.BOTTOM_RIGHT
+
+
+def ours(graph: Any) -> list[int]:
+    return [index for index, config in enumerate(graph.plans) if config.engine_id == ENGINE_ID]
+
+
+def test_our_plan_is_first() -> None:
+    graph = plan(make_graph(use_causal_mask=True))
+    assert ours(graph)[0] == 0
+    assert graph.selected_engine.name == ENGINE_NAME
+    assert graph.get_plan_name_at_index(0).startswith(f"{ENGINE_NAME}[")
+    engine_id, knobs = graph.get_engine_and_knobs_at_index(0)
+    assert engine_id == ENGINE_ID
+    assert all(isinstance(knob, cudnn.knob_type) and type(value) is int for knob, value in knobs.items())
+    assert BwdKnobs.from_public(knobs) == graph.plans[0].knobs
+    assert graph.get_behavior_notes_for_plan_at_index(0) == [cudnn.behavior_note.RUNTIME_COMPILATION]
+    graph.check_support()
+
+
+@pytest.mark.parametrize("modes", [[cudnn.heur_mode.A], [cudnn.heur_mode.FALLBACK], [cudnn.heur_mode.OPENSOURCE]])
+def test_every_mode_has_ours_once(modes: list[Any]) -> None:
+    graph = make_graph()
+    graph.validate()
+    graph.create_execution_plans(modes)
+    listed = [graph.get_plan_name_at_index(index) for index in range(len(graph.plans))]
+    assert ours(graph)
+    assert len(listed) == len(set(listed))
+
+
+def test_planning_loads_neither_torch_nor_the_dsl() -> None:
+    code = (
+        "import sys, cudnn_frost_sm120; from seam_graphs import make_graph, plan; plan(make_graph());"
+        "print([name for name in ('torch', 'cutlass') if name in sys.modules])"
+    )
+    here = Path(__file__).parent
+    paths = [*sys.path, str(here), str(here.parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("value", [None, "0", "off"])
+def test_without_the_flag_nothing_of_ours_is_planned(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    def outcome() -> str:
+        # Older releases lower the graph to the cuDNN library at once, which needs a device.
+        with pytest.raises((NOT_SUPPORTED, RuntimeError)) as refused:
+            plan(make_graph())
+        return str(refused.value)
+
+    monkeypatch.delenv(FLAG) if value is None else monkeypatch.setenv(FLAG, value)
+    registered = outcome()
+    unregister()
+    assert registered == outcome()
+    assert ENGINE_NAME not in registered
+
+
+@pytest.mark.parametrize(
+    ("graph", "says"),
+    [
+        (lambda: make_graph(use_deterministic_algorithm=True), "use_deterministic_algorithm"),
+        (lambda: make_graph(use_padding_mask=True, extra=lengths()), "padding mask"),
+        (lambda: make_graph(d=512), "head dims up to 256"),
+        (lambda: make_graph(softmax_precision=cudnn.data_type.HALF), "softmax_precision"),
+        (mxfp8_graph, "sdpa_mxfp8_backward"),
+    ],
+)
+def test_a_declined_graph_says_why(graph: Any, says: str) -> None:
+    built = graph()
+    built.validate()
+    engine = Sm120BwdEngine(ENGINE_ID)
+    with pytest.raises(NotImplementedError, match=says) as declined:
+        engine.check_support(built)
+    assert str(declined.value).startswith(f"{ENGINE_NAME}: ")
+    with pytest.raises(NOT_SUPPORTED, match="proposed a plan"):
+        built.create_execution_plans()
+
+
+def test_fp8_graphs_are_declined_or_not_ours() -> None:
+    """A graph that another family or the classic path takes never meets our engine."""
+    graph = fp8_graph()
+    with pytest.raises(NotImplementedError, match="sdpa_fp8_backward"):
+        Sm120BwdEngine(ENGINE_ID).check_support(graph)
+
+
+def test_forward_graphs_are_untouched() -> None:
+    graph = cudnn.pygraph(io_data_type=cudnn.data_type.HALF)
+    q, k, v = (graph.tensor(name=n, dim=[1, 2, 64, 64]) for n in "qkv")
+    o, _ = graph.sdpa(q=q, k=k, v=v, is_inference=True)
+    o.set_output(True)
+    assert ENGINE_NAME not in [engine.name for engine in manifest.engines_for(graph)]
+    assert analyze(graph).declined == "the graph has no sdpa_backward node"
+
+
+def test_no_device_is_a_typed_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TARGET)
+    graph = make_graph()
+    graph.validate()
+    try:
+        from cudnn.frost.device import current_device
+
+        current_device()
+    except Exception:
+        with pytest.raises(NotImplementedError, match="no CUDA device to plan for"):
+            Sm120BwdEngine(ENGINE_ID).check_support(graph)
+    else:
+        pytest.skip("there is a device")
+
+
+def test_the_target_is_fixed_at_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = plan(make_graph())
+    monkeypatch.setenv(TARGET, "sm_121")
+    assert graph._facts_for(analyze).target.name == "sm_120"
+    assert plan(make_graph())._facts_for(analyze).target.name == "sm_121"
+
+
+# The validator.
+
+REFUSED_UPSTREAM: list[dict[str, Any]] = [
+    {"sq": 1, "sk": 1},
+    {"sliding_window_length": 7, "sq": 130, "sk": 64},
+    {"use_causal_mask_bottom_right": True, "sq": 130, "sk": 64},
+]
+
+
+@pytest.mark.parametrize("attributes", REFUSED_UPSTREAM, ids=str)
+def test_validation_lets_through_what_we_serve(monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any]) -> None:
+    with pytest.raises(NOT_SUPPORTED):
+        original_hook("validator")(make_graph(**attributes))
+    assert ours(plan(make_graph(**attributes)))[0] == 0
+
+    with pytest.raises(NOT_SUPPORTED):  # declined by us, so upstream's refusal stands
+        make_graph(**attributes, use_deterministic_algorithm=True).validate()
+    monkeypatch.setenv(FLAG, "0")
+    assert family.validator is not None
+    with pytest.raises(NOT_SUPPORTED):
+        family.validator(make_graph(**attributes))
+
+
+def test_validation_still_refuses_malformed_graphs() -> None:
+    for attributes in ({"sliding_window_length": 0}, {"diagonal_band_right_bound": -1}, {"use_padding_mask": True}):
+        with pytest.raises(ValueError, match=r"\w+"):
+            make_graph(**attributes).validate()
+
+
+# The family's heuristics.
+
+
+def test_original_proposals_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    theirs = [PlanConfig(20_601), BACKEND, PlanConfig(20_600, "knobs")]
+
+    def recommend(kind: str, facts: Any, offered: dict[str, int]) -> list[PlanConfig]:
+        seen.append((kind, facts, offered))
+        return theirs
+
+    monkeypatch.setattr(family, "original_hook", lambda kind: recommend)
+    record = FamilyFacts("their facts", analyze(make_graph()))
+    listed = family.heuristics("A", record, {"sdpa_bwd_sm120": 20_600, ENGINE_NAME: ENGINE_ID, "x": 20_601})
+    assert seen == [("A", "their facts", {"sdpa_bwd_sm120": 20_600, "x": 20_601})]
+    assert listed[-3:] == theirs
+    assert {config.engine_id for config in listed[:-3]} == {ENGINE_ID}
+    assert family.heuristics("A", record, {"x": 20_601}) == theirs  # we declined
+    declined = FamilyFacts("their facts", analyze(make_graph(use_deterministic_algorithm=True)))
+    assert family.heuristics("A", declined, {ENGINE_NAME: ENGINE_ID}) == theirs
+    no_facts = FamilyFacts(None, analyze(make_graph()))
+    assert {config.engine_id for config in family.heuristics("A", no_facts, {ENGINE_NAME: ENGINE_ID})} == {ENGINE_ID}
+    monkeypatch.setattr(family, "original_hook", lambda kind: None)
+    assert family.heuristics("A", record, {"x": 20_601})[-1] == PlanConfig(20_601, None)
+
+
+def test_original_engines_share_their_facts() -> None:
+    """The original's engines ask for the original analyzer's record; ours must have stored it under that key."""
+    graph = plan(make_graph())
+    original = original_hook("analyzer")
+    assert original is not None
+    record = graph._facts_for(family.analyzer)
+    assert record.original is graph._facts_for(original)
+    assert record.ours is graph._facts_for(analyze)
+
+
+def test_an_original_that_cannot_load_leaves_ours(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def unavailable() -> Any:
+        raise ImportError("no such thing")
+
+    monkeypatch.setattr(family, "_original_factory", unavailable)
+    ids = {"sdpa_bwd_sm120": 20_600, ENGINE_NAME: ENGINE_ID}
+    assert [engine.name for engine in family._make_engines(ids)] == [ENGINE_NAME]
+
+    def broken() -> Any:
+        raise KeyError("a bug of theirs")
+
+    monkeypatch.setattr(family, "_original_factory", broken)
+    assert [engine.name for engine in family._make_engines(ids)] == [ENGINE_NAME]
+    assert "failed to load" in caplog.text
+
+
+# Pins and replays.
+
+
+def test_deselect_engines_takes_ours_by_name() -> None:
+    graph = plan(make_graph())
+    graph.deselect_engines(["sdpa_bwd_sm120"])
+    assert not graph._barred_indices()
+    graph.deselect_engines([ENGINE_NAME])
+    assert graph._barred_indices() == set(ours(graph))
+    with pytest.raises((NOT_SUPPORTED, RuntimeError)):  # the cuDNN library's own reason, where that is all that is left
+        graph.build_plans()
+    with pytest.raises(ValueError, match="excluded by deselect_engines"):
+        graph.select_plan(0).build_plans()
+
+
+def test_a_recorded_plan_of_a_declined_graph_never_runs() -> None:
+    _, recorded = plan(make_graph()).get_engine_and_knobs_at_index(0)
+    graph = make_graph(use_deterministic_algorithm=True)
+    graph.create_execution_plan(ENGINE_ID, recorded)
+    graph.select_plan(0)
+    with pytest.raises(NotImplementedError, match="use_deterministic_algorithm"):
+        graph.build_plans()
+
+
+def test_a_recorded_plan_keeps_its_knobs() -> None:
+    _, recorded = plan(make_graph()).get_engine_and_knobs_at_index(0)
+    graph = make_graph()
+    graph.create_execution_plan(ENGINE_ID, recorded)
+    assert graph.get_engine_and_knobs_at_index(0) == (ENGINE_ID, recorded)
+    with pytest.raises(ValueError, match="are missing"):
+        make_graph().create_execution_plan(ENGINE_ID, {cudnn.knob_type.TILE_M: 64})
+
+
+def test_knobs_of_no_kernel_are_declined_not_replaced() -> None:
+    _, recorded = plan(make_graph()).get_engine_and_knobs_at_index(0)
+    graph = make_graph()
+    graph.create_execution_plan(ENGINE_ID, {**recorded, cudnn.knob_type.TILE_M: 48})
+    graph.select_plan(0)
+    with pytest.raises(NotImplementedError, match="TILE_M=48"):
+        graph.build_plans()
+    for knobs in ({cudnn.knob_type.TILE_M: 64}, "fast"):
+        with pytest.raises(NotImplementedError, match=ENGINE_NAME):
+            Sm120BwdEngine(ENGINE_ID).build_plan(graph, PlanConfig(ENGINE_ID, knobs))
+
+
+def test_public_knobs_of_the_engine() -> None:
+    engine = Sm120BwdEngine(ENGINE_ID)
+    knobs = plan(make_graph()).plans[0].knobs
+    assert engine.knobs_from_public(engine.knobs_to_public(knobs)) == knobs
+    assert engine.knobs_to_public(None) == {}
+    assert engine.knobs_from_public({}) is None
+    assert engine.knobs_to_public({cudnn.knob_type.TILE_M: 1}) == {cudnn.knob_type.TILE_M: 1}
