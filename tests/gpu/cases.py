@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from cudnn_frost_sm120.facts import BwdFacts, MaskFacts, TensorFacts
+from cudnn_frost_sm120.support import FEATURES
 
 IO_PORTS = ("q", "k", "v", "o", "do", "stats", "dq", "dk", "dv")
 MIXED = ("bshd", "sbhd", "bhsd", "gaps", "sbhd", "gaps", "bhsd", "bshd", "sbhd")
@@ -127,3 +128,22 @@ def facts_of(case: Case) -> BwdFacts:
         scale=1 / math.sqrt(d) if case.scale is None else case.scale,
         deterministic=case.deterministic,
     )
+
+
+KERNELS_AHEAD = frozenset({"padding"})
+"""Features that the kernels serve whatever admission says; the launcher path tests them all the same."""
+
+
+def unserved(case: Case, via: str = "launcher") -> list[str]:
+    """Features of the case that support.py says admission declines, and that `via` therefore cannot run."""
+    facts = facts_of(case)
+    names = [feature.name for feature in FEATURES if not feature.served and feature.asked(facts)]
+    return [name for name in names if via != "launcher" or name not in KERNELS_AHEAD]
+
+
+def each(cases):
+    """Parametrize a test over cases; conftest.py compiles their chains beforehand, all at once."""
+    import pytest
+
+    listed = list(cases)
+    return pytest.mark.parametrize("case", listed, ids=[case.id for case in listed])

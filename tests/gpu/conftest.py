@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import Case
+from .cases import Case, unserved
 
 _ENABLE = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
 
@@ -47,7 +47,8 @@ def pytest_collection_finish(session):
     cases = []
     for item in _mine(session.items):
         parameters = getattr(item, "callspec", None)
-        cases += [value for value in parameters.params.values() if isinstance(value, Case)] if parameters else []
+        given = parameters.params.values() if parameters else ()
+        cases += [value for value in given if isinstance(value, Case) and not unserved(value)]
     resolved = usable_target()
     precompile(keys_of(cases, resolved), resolved)
 
@@ -62,13 +63,12 @@ def check(request):
     """check(case, via="launcher"): pose, run, judge, and count the case in the report."""
     from . import harness
 
-    def run(case: Case, via: str = "launcher", **options):
-        unserved = harness.unserved(case, via)
-        if unserved:
-            pytest.skip(f"not served yet: {', '.join(unserved)}")
-        outcome = harness.check(case, via, **options)
-        request.config.stash[REPORT].add(request.node, outcome)
-        return outcome
+    def run(case: Case, via: str = "launcher"):
+        missing = unserved(case, via)
+        if missing:
+            pytest.skip(f"not served yet: {', '.join(missing)}")
+        for outcome in harness.check(case, via):
+            request.config.stash[REPORT].add(request.node, outcome)
 
     return run
 

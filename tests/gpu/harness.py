@@ -8,7 +8,7 @@ oracle is reference.py in fp64 on the same rounded inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +22,6 @@ from cudnn_frost_sm120.knobs import BwdKnobs
 from cudnn_frost_sm120.launch import Launcher
 from cudnn_frost_sm120.plan import BwdPlan, make_plan
 from cudnn_frost_sm120.register import ENGINE_NAME, register
-from cudnn_frost_sm120.support import FEATURES
 
 from .cases import Case, facts_of
 
@@ -33,9 +32,6 @@ YARDSTICK_PAIRS = 1 << 22
 """Query-key pairs up to which the same gradients in plain torch are computed too."""
 GUARD = 64
 """Elements before and after every tensor, bytes * 4 behind the workspace."""
-
-KERNELS_AHEAD = frozenset({"padding"})
-"""Features that the kernels serve whatever admission says; the launcher path tests them all the same."""
 
 
 def allocate(record: TensorFacts, device: str, fill: float) -> torch.Tensor:
@@ -116,10 +112,9 @@ class Problem:
         """NaN in the rows past the lengths."""
         for name in names:
             lengths = self.tensors.get("seq_len_kv" if name in ("k", "v") else "seq_len_q")
-            if lengths is None:
-                continue
-            for batch, length in enumerate(lengths.flatten().tolist()):
-                self.tensors[name][batch, :, max(length, 0) :] = math.nan
+            if lengths is not None:
+                row = torch.arange(self.tensors[name].shape[2], device=self.device)
+                self.tensors[name].masked_fill_(row[None, None, :, None] >= lengths, math.nan)
 
     @property
     def features(self) -> dict:
@@ -189,20 +184,32 @@ def make_launch(
     return plan, held, run
 
 
-def run_launcher(problem: Problem, knobs: BwdKnobs | None = None, shift: int = 0) -> dict[str, torch.Tensor]:
-    workspace = None
+def offered(problem: Problem) -> tuple[BwdKnobs, ...]:
+    """Every assignment of knobs that the heuristics offer for the problem, best first."""
+    return ranked_knobs(problem.facts, target.for_device(torch.cuda.current_device()))
+
+
+def launch_once(problem: Problem, knobs: BwdKnobs, shift: int = 0) -> dict[str, torch.Tensor]:
+    """Run one plan to its end, its workspace `shift` bytes off a generous alignment."""
+    plan, workspace, run = make_launch(problem, knobs)
     if shift:
-        nbytes = make_launch(problem, knobs)[0].workspace_bytes
-        workspace = Workspace.create(nbytes, problem.device, shift)
-    _, workspace, run = make_launch(problem, knobs, workspace)
+        shifted = Workspace.create(plan.workspace_bytes, problem.device, shift)
+        plan, workspace, run = make_launch(problem, knobs, shifted)
     run()
     torch.cuda.synchronize()
-    assert workspace.intact, "something wrote past the workspace"
+    assert workspace.intact, f"{plan.key.name} wrote past its workspace"
     return problem.outputs
 
 
-def build_graph(problem: Problem):
-    """(graph, buffers by uid) of the problem as a cudnn.pygraph, not yet validated."""
+def run_launcher(problem: Problem) -> Iterator[dict[str, torch.Tensor]]:
+    """Every offered plan in turn."""
+    for knobs in offered(problem):
+        problem.wipe_outputs()
+        yield launch_once(problem, knobs)
+
+
+def build_graph(problem: Problem, **more):
+    """(graph, buffers by uid) of the problem as a cudnn.pygraph, not yet validated; `more` goes to sdpa_backward."""
     import cudnn
 
     register()
@@ -232,6 +239,7 @@ def build_graph(problem: Problem):
         use_deterministic_algorithm=facts.deterministic,
         diagonal_alignment=alignment,
         **options,
+        **more,
     )
     for record, gradient in zip((facts.dq, facts.dk, facts.dv), gradients, strict=True):
         gradient.set_output(True).set_dim(list(record.dim)).set_stride(list(record.stride)).set_data_type(io)
@@ -262,14 +270,14 @@ def select_ours(graph) -> None:
     graph.build_plans()
 
 
-def run_graph(problem: Problem) -> dict[str, torch.Tensor]:
+def run_graph(problem: Problem) -> Iterator[dict[str, torch.Tensor]]:
     graph, buffers = build_graph(problem)
     select_ours(graph)
     workspace = Workspace.create(graph.get_workspace_size(), problem.device)
     graph.execute(buffers, workspace.view)
     torch.cuda.synchronize()
     assert workspace.intact, "something wrote past the workspace"
-    return problem.outputs
+    yield problem.outputs
 
 
 def wrapper_arguments(problem: Problem) -> dict:
@@ -292,12 +300,12 @@ def wrapper_arguments(problem: Problem) -> dict:
     }
 
 
-def run_wrapper(problem: Problem) -> dict[str, torch.Tensor]:
+def run_wrapper(problem: Problem) -> Iterator[dict[str, torch.Tensor]]:
     from cudnn_frost_sm120 import sdpa_bwd_wrapper_dsl_sm120
 
     results = sdpa_bwd_wrapper_dsl_sm120(**wrapper_arguments(problem))
     torch.cuda.synchronize()
-    return {name: results[f"{name}_tensor"] for name in problem.outputs}
+    yield {name: results[f"{name}_tensor"] for name in problem.outputs}
 
 
 RUNNERS = {"launcher": run_launcher, "graph": run_graph, "wrapper": run_wrapper}
@@ -331,14 +339,7 @@ def judge(problem: Problem, got: Mapping[str, torch.Tensor]) -> Outcome:
     return Outcome(case, errors, tolerance)
 
 
-def unserved(case: Case, via: str) -> list[str]:
-    """Features of the case that support.py says admission declines, and that `via` therefore cannot run."""
-    facts = facts_of(case)
-    names = [feature.name for feature in FEATURES if not feature.served and feature.asked(facts)]
-    return [name for name in names if via != "launcher" or name not in KERNELS_AHEAD]
-
-
-def check(case: Case, via: str = "launcher", **options) -> Outcome:
-    """Pose, run and judge one case."""
+def check(case: Case, via: str = "launcher") -> list[Outcome]:
+    """Pose, run and judge one case: every offered plan through the launcher, the first one through the front."""
     problem = Problem(case)
-    return judge(problem, RUNNERS[via](problem, **options))
+    return [judge(problem, got) for got in RUNNERS[via](problem)]

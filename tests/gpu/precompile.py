@@ -23,8 +23,8 @@ def keys_of(cases: Iterable[Case], resolved: Target) -> list[ChainKey]:
     for case in cases:
         facts = facts_of(case)
         try:
-            keys[make_plan(facts, ranked_knobs(facts, resolved)[0], resolved).key] = None
-        except (NotImplementedError, IndexError):
+            keys |= dict.fromkeys(make_plan(facts, knobs, resolved).key for knobs in ranked_knobs(facts, resolved))
+        except NotImplementedError:
             continue
     return list(keys)
 

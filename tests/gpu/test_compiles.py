@@ -1,0 +1,24 @@
+"""How often kernels are compiled."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_fifty_lengths_compile_once_per_machine(tmp_path):
+    """50 lengths (batches and heads too) in one process: one compile; a second process: none"""
+    environment = {**os.environ, "CUDNN_FRONTEND_COMPILED_CACHE": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    counts = []
+    for _ in range(2):
+        command = [sys.executable, "-m", "tests.gpu.fifty_lengths"]
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        counts.append(json.loads(ran.stdout.splitlines()[-1]))
+    first, second = counts
+    assert list(first.values()) == [1], first
+    assert list(second.values()) == [0], second

@@ -1,0 +1,88 @@
+"""Sinks, biases and their gradients, alone and with everything else; skipped while support.py says "no"."""
+
+import pytest
+
+from cudnn_frost_sm120.facts import MaskFacts
+
+from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, MIXED, Case, each
+from .test_masks import NATIVE, SOME, WINDOWS, padded
+
+BIASES = [
+    (1, 1, 1, 1),
+    (0, 1, 1, 1),
+    (1, 0, 1, 1),
+    (0, 0, 1, 1),
+    (0, 1, 1, 0),
+    (1, 0, 0, 1),
+    (0, 0, 0, 1),
+    (0, 0, 0, 0),
+]
+GROUPED = {"heads_q": 6, "heads_k": 2}
+
+
+@each(
+    Case(*headdim, dtype, seqlen_q=190, seqlen_k=270, sink=True, mask=mask)
+    for headdim in NATIVE
+    for dtype in ("bf16", "fp16")
+    for mask in (FULL, CAUSAL)
+)
+def test_sinks(check, case):
+    """Sinks and dSink"""
+    check(case)
+
+
+@each(
+    padded(lengths, (d,), sink=True, mask=mask, layouts=MIXED, **GROUPED)
+    for d in (64, 128)
+    for lengths in ((None, None), SOME)
+    for mask in (FULL, CAUSAL_BOTTOM_RIGHT, WINDOWS[1])
+)
+def test_sinks_with_everything(check, case):
+    """Sinks with GQA, lengths and windows: real rows only"""
+    check(case)
+
+
+@each(
+    Case(64, seqlen_q=130, seqlen_k=200, bias=bias, bias_dtype=dtype, dbias=dbias, mask=mask)
+    for bias in BIASES
+    for dtype in ("fp32", "io")
+    for dbias in (False, True)
+    for mask in (FULL, CAUSAL)
+)
+def test_biases(check, case):
+    """Bias of every broadcast, fp32 and io dtype, with and without dBias"""
+    check(case)
+
+
+@each(
+    padded(SOME, headdim, "fp16", bias=(0, 1, 1, 1), dbias=True, sink=True, mask=mask, layouts=MIXED, **GROUPED)
+    for headdim in NATIVE
+    for mask in (FULL, WINDOWS[2])
+)
+def test_biases_with_everything(check, case):
+    """Bias, dBias and sinks with GQA, lengths and windows at every native pair of head dims"""
+    check(case)
+
+
+@pytest.mark.parametrize("via", ["graph", "wrapper"])
+@each(
+    [
+        Case(64, sink=True, mask=CAUSAL, **GROUPED),
+        Case(64, seqlen_q=100, seqlen_k=130, bias=(1, 1, 1, 1), dbias=True),
+        Case(64, seqlen_q=100, seqlen_k=130, bias=(0, 1, 1, 1), dbias=True, mask=CAUSAL_BOTTOM_RIGHT),
+    ]
+)
+def test_features_through_the_front(check, case, via):
+    """Sinks and biases through a graph and through the wrapper"""
+    check(case, via=via)
+
+
+@each(
+    Case(*headdim, seqlen_q=190, seqlen_k=270, mask=mask, deterministic=True, **more)
+    for headdim in NATIVE
+    for mask in (FULL, CAUSAL, MaskFacts(left_bound=64, right_bound=0))
+    for more in ({}, GROUPED)
+)
+def test_deterministic(check, case):
+    """Deterministic plans"""
+    check(case)

@@ -1,0 +1,211 @@
+"""Streams, threads, CUDA graphs, and what a caller may get wrong."""
+
+import threading
+
+import pytest
+import torch
+
+from cudnn_frost_sm120.launch import Launcher
+
+from . import harness
+from .cases import CAUSAL, Case, each
+
+PADDED = {"batch": 2, "len_q": (200, 30), "len_k": (140, 200)}
+
+
+@each([Case(64, mask=CAUSAL), Case(128, heads_q=4, heads_k=2, **PADDED), Case(256, mask=CAUSAL)])
+def test_another_stream(judge, case):
+    """A stream that is not the default one, with inputs that arrive late on it"""
+    problem = harness.Problem(case)
+    _, _, run = harness.make_launch(problem)
+    late = {name: problem.tensors[name].clone() for name in ("q", "v", "do")}
+    for name in late:
+        problem.tensors[name].fill_(0.5)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        for name, contents in late.items():
+            problem.tensors[name].copy_(contents)
+        run()
+    stream.synchronize()
+    judge(problem, problem.outputs)
+
+
+@each([Case(64, mask=CAUSAL), Case(128, heads_q=4, heads_k=2, **PADDED), Case(256)])
+def test_cuda_graph(judge, case):
+    """Captured once and replayed with new contents, for every offered plan"""
+    problem = harness.Problem(case)
+    for knobs in harness.offered(problem):
+        _, workspace, run = harness.make_launch(problem, knobs)
+        run()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            run()
+        for seed in (1, 2):
+            problem.refill(seed)
+            workspace.view.fill_(0xFF)
+            captured.replay()
+            torch.cuda.synchronize()
+            judge(problem, problem.outputs)
+
+
+@each([Case(64, mask=CAUSAL)])
+def test_cuda_graph_of_a_graph_execute(judge, case):
+    """graph.execute captured into a CUDA graph and replayed with new contents"""
+    problem = harness.Problem(case)
+    graph, buffers = harness.build_graph(problem)
+    harness.select_ours(graph)
+    workspace = harness.Workspace.create(graph.get_workspace_size(), "cuda")
+    graph.execute(buffers, workspace.view)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        graph.execute(buffers, workspace.view)
+    problem.refill(7)
+    captured.replay()
+    torch.cuda.synchronize()
+    judge(problem, problem.outputs)
+
+
+@each([Case(64, mask=CAUSAL), Case(64, seqlen_q=333), Case(128, mask=CAUSAL), Case(64, mask=CAUSAL, seqlen_q=77)])
+def test_one_plan_of_many_executes(judge, case):
+    """One plan on several sets of buffers in turn"""
+    plan, _, _ = harness.make_launch(harness.Problem(case))
+    for seed in range(3):
+        problem = harness.Problem(case)
+        problem.refill(100 + seed)
+        again, _, run = harness.make_launch(problem)
+        assert again.key == plan.key
+        run()
+        torch.cuda.synchronize()
+        judge(problem, problem.outputs)
+
+
+def test_four_threads(judge):
+    """Four threads, each with its own problem, stream and plan, 20 runs each"""
+    cases = [Case(64, mask=CAUSAL), Case(64, seqlen_q=333), Case(128, mask=CAUSAL), Case(64, heads_q=4, heads_k=2)]
+    problems = [harness.Problem(case) for case in cases]
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(cases))
+
+    def work(problem):
+        try:
+            start.wait()
+            _, _, run = harness.make_launch(problem)
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    problem.wipe_outputs()
+                    run()
+            stream.synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(problem,)) for problem in problems]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    for problem in problems:
+        judge(problem, problem.outputs)
+
+
+def test_a_thread_that_never_touched_cuda(judge):
+    """The wrapper from a fresh thread, as autograd calls it"""
+    problem = harness.Problem(Case(64, mask=CAUSAL))
+    results: list = []
+    thread = threading.Thread(target=lambda: results.extend(harness.run_wrapper(problem)))
+    thread.start()
+    thread.join()
+    judge(problem, results[0])
+
+
+def test_bad_launches_touch_nothing():
+    """Missing or misaligned buffers and workspaces: ValueError, outputs untouched"""
+    problem = harness.Problem(Case(64, **PADDED))
+    plan, workspace, run = harness.make_launch(problem)
+    run()  # the chain is loaded; what follows must not reach it
+    torch.cuda.synchronize()
+    problem.wipe_outputs()
+    launcher = Launcher(plan, lambda *_: pytest.fail("the chain was called"))
+    good, base = problem.addresses(), workspace.view.data_ptr()
+    bad = [
+        (good, 0, plan.workspace_bytes, "workspace"),
+        (good, base, plan.workspace_bytes - 1, "workspace"),
+        (good, base, 0, "workspace"),
+        (good, base + 8, plan.workspace_bytes, "aligned"),
+        *(({**good, name: 0}, base, plan.workspace_bytes, name) for name in good),
+        *(({n: a for n, a in good.items() if n != name}, base, None, name) for name in good),
+        *(({**good, name: good[name] + 2}, base, None, name) for name in good),
+    ]
+    for addresses, address, nbytes, word in bad:
+        with pytest.raises(ValueError, match=word):
+            launcher.run(addresses, address, nbytes, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    for name, tensor in problem.outputs.items():
+        assert harness.storage_of(tensor).isnan().all(), name
+
+
+def test_bad_executes_touch_nothing():
+    """graph.execute with a buffer or workspace that is missing, too small, elsewhere or doubly used: ValueError"""
+    problem = harness.Problem(Case(64, mask=CAUSAL))
+    graph, buffers = harness.build_graph(problem)
+    harness.select_ours(graph)
+    nbytes = graph.get_workspace_size()
+    workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    name_of = {
+        uid: name for uid, buffer in buffers.items() for name in problem.tensors if buffer is problem.tensors[name]
+    }
+    uid_of = {name: uid for uid, name in name_of.items()}
+    attempts = [
+        (buffers, workspace[: nbytes - 1]),
+        (buffers, torch.empty(nbytes, dtype=torch.uint8)),
+        ({**buffers, uid_of["dq"]: problem.tensors["q"]}, workspace),
+        ({**buffers, uid_of["dk"]: problem.tensors["dv"]}, workspace),
+        ({**buffers, uid_of["q"]: problem.tensors["q"][:1]}, workspace),
+        ({**buffers, uid_of["q"]: problem.tensors["q"].cpu()}, workspace),
+        ({**buffers, uid_of["stats"]: problem.tensors["stats"].bfloat16()}, workspace),
+        *(({uid: b for uid, b in buffers.items() if name_of[uid] != gone}, workspace) for gone in ("q", "stats", "dv")),
+    ]
+    for given, space in attempts:
+        with pytest.raises(Exception) as raised:  # cudnn-frontend's own checks may come first
+            graph.execute(given, space)
+        assert isinstance(raised.value, (ValueError, TypeError, RuntimeError, KeyError)), repr(raised.value)
+    torch.cuda.synchronize()
+    for name, tensor in problem.outputs.items():
+        assert harness.storage_of(tensor).isnan().all(), name
+    graph.execute(buffers, workspace)  # and it still runs
+    torch.cuda.synchronize()
+    assert not problem.outputs["dq"].isnan().any()
+
+
+def test_selection_is_strict():
+    """A graph that we decline lists no plan of ours, and a recorded plan of ours fails on it instead of running"""
+    import cudnn
+
+    from cudnn_frost_sm120.register import ENGINE_ID
+
+    served, _ = harness.build_graph(harness.Problem(Case(64, mask=CAUSAL)))
+    ours = harness.plan_graph(served)
+    _, recorded = served.get_engine_and_knobs_at_index(ours[0])
+    problem = harness.Problem(Case(64, mask=CAUSAL))
+    graph, _ = harness.build_graph(problem, use_alibi_mask=True)
+    try:
+        assert harness.plan_graph(graph) == []
+    except cudnn.cudnnGraphNotSupportedError:
+        pass  # nobody else serves it either
+
+    graph, buffers = harness.build_graph(problem, use_alibi_mask=True)
+    graph.create_execution_plan(ENGINE_ID, recorded)
+    graph.select_plan(0)
+    with pytest.raises(NotImplementedError, match="ALiBi"):
+        graph.build_plans()
+    with pytest.raises(NotImplementedError, match="ALiBi"):
+        graph.execute(buffers, torch.empty(2**24, dtype=torch.uint8, device="cuda"))
+    torch.cuda.synchronize()
+    for name, tensor in problem.outputs.items():
+        assert harness.storage_of(tensor).isnan().all(), name
