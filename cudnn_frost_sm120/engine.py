@@ -138,8 +138,8 @@ class Sm120BwdPlan(CompiledPlan):
             raise ValueError(f"{ENGINE_NAME}: cudnn-frontend could not read the variant pack")
         device = pack.device
         self._check_device(device)
-        self._check_overrides(pack)
         addresses = self._addresses(pack, device)
+        self._check_overrides(pack)
         workspace = ctx.workspace
         self._check_workspace_device(workspace, device)
         # A bare address tells no size; some releases report that as None, others as 0.

@@ -43,7 +43,7 @@ def resolve(graph: Any = None) -> Target:
     if name:
         if name not in _NAMED:
             raise NotImplementedError(f"{TARGET_ENV}={name!r} names no target; it takes one of {', '.join(_NAMED)}")
-        return _admitted(_NAMED[name], f"{TARGET_ENV}={name}")
+        return _on_device(_admitted(_NAMED[name], f"{TARGET_ENV}={name}"), graph)
     return for_device(_current_device(graph))
 
 
@@ -53,6 +53,15 @@ def for_device(device: int) -> Target:
 
     info = device_info(device)
     return _from_capability(info.compute_capability, device, info.sm_count, f"cuda:{device}")
+
+
+def _on_device(target: Target, graph: Any) -> Target:
+    """A named target with the current device in it, where that is such a GPU: the plan can then run here too."""
+    try:
+        here = for_device(_current_device(graph))
+    except NotImplementedError:
+        return target
+    return here if here.name == target.name else target
 
 
 def _admitted(target: Target, where: str) -> Target:

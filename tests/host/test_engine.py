@@ -216,6 +216,68 @@ def test_stream_of_a_caller_without_one(run: Run, monkeypatch: pytest.MonkeyPatc
     assert [launch[3] for launch in run.launches] == [40, 0]
 
 
+# cudnn-frontend's own variant pack.
+
+
+def packed(buffers: Any) -> tuple[Sm120BwdPlan, Any, Launches]:
+    """A plan, and the pack that cudnn-frontend makes of ``buffers(tensor)`` for each of its tensors."""
+    graph = plan(make_graph())
+    request = graph._facts_for(analyze)
+    made = make_plan(request.facts, graph.plans[0].knobs, request.target)
+    launches = Launches()
+    tensors = [*request.facts.inputs(), *request.facts.outputs()]
+    pack = graph._normalize({tensor.uid: buffers(tensor) for tensor in tensors}, 0x9000)
+    pack._device = 0  # what it would ask the driver for
+    return Sm120BwdPlan(made, launches), pack, launches  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _sm120_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=(12, 0)))
+
+
+CONTEXT = SimpleNamespace(workspace=0x9000, stream=3)
+
+
+@pytest.mark.planning
+@pytest.mark.usefixtures("_sm120_device")
+def test_real_pack_of_addresses() -> None:
+    compiled, pack, launches = packed(lambda tensor: 0x1000 * tensor.uid)
+    compiled.execute(None, pack, CONTEXT)
+    addresses, workspace, nbytes, stream = launches[0]
+    assert (addresses["q"], addresses["dv"]) == (0x1000, 0x9000)
+    assert (workspace, nbytes, stream) == (0x9000, None, 3)
+
+
+@pytest.mark.planning
+@pytest.mark.usefixtures("_sm120_device")
+def test_real_pack_of_host_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    compiled, pack, launches = packed(lambda tensor: torch.zeros(tensor.dim, dtype=dtypes[tensor.dtype]))
+    with pytest.raises(ValueError, match="buffer of q is not on cuda:0"):
+        compiled.execute(None, pack, CONTEXT)
+    compiled, pack, launches = packed(lambda tensor: torch.zeros(tensor.dim[1:], dtype=dtypes[tensor.dtype]))
+    with pytest.raises(ValueError, match="buffer of q holds 65536 bytes; the graph declares 131072"):
+        compiled.execute(None, pack, CONTEXT)
+    assert not launches
+
+
+@pytest.mark.compile
+def test_serialize_and_deserialize() -> None:
+    graph = plan(make_graph()).select_plan(0)
+    if not hasattr(graph, "_plan_kernel_entries"):
+        pytest.skip("this release does not serialize plans of Python engines")
+    graph.build_plans()
+    blob = graph.serialize(as_bytes=True)
+    import cudnn
+
+    loaded = cudnn.pygraph()
+    loaded.deserialize(blob)
+    assert loaded.get_engine_and_knobs_at_index(0) == graph.get_engine_and_knobs_at_index(0)
+    assert loaded.get_workspace_size() == graph.get_workspace_size()
+
+
 @pytest.mark.compile
 def test_build_with_no_device_at_all() -> None:
     """validate, plan, pin, compile for sm_120a: the whole of planning works ahead of time."""

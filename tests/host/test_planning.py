@@ -209,6 +209,14 @@ def test_original_engines_share_their_facts() -> None:
     assert record.ours is graph._facts_for(analyze)
 
 
+def test_the_original_guard_decides_about_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = FamilyFacts("their facts", None)
+    assert family.backend_guard(None, record) is None  # no release has one for this family
+    monkeypatch.setattr(family, "original_hook", lambda kind: lambda graph, facts: f"{graph} {facts}")
+    assert family.backend_guard("graph", record) == "graph their facts"
+    assert family.backend_guard("graph", FamilyFacts(None, None)) is None
+
+
 def test_an_original_that_cannot_load_leaves_ours(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def unavailable() -> Any:
         raise ImportError("no such thing")

@@ -56,6 +56,15 @@ def test_environment_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve()
 
 
+def test_environment_takes_a_device_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TARGET_ENV, "sm_120")
+    on_device(monkeypatch, (12, 0), current=1)
+    assert resolve() == Target("sm_120", "sm_120a", 1, 100)
+    for other in ((12, 1), (9, 0), (8, 0)):
+        on_device(monkeypatch, other)
+        assert resolve().device is None
+
+
 def test_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TARGET_ENV, "sm_90")
     with pytest.raises(NotImplementedError, match=STAND_IN_ENV):
