@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .plan import BwdPlan
 
 _CUDA = 2  # DLPack's device type
+_UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
 _DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
 
 
@@ -148,20 +149,20 @@ class Sm120BwdPlan(CompiledPlan):
         self._launcher.run(addresses, pack.workspace, size, stream)
 
     def _addresses(self, pack: Any, device: int) -> dict[str, int]:
-        native = pack.native
+        native, here = pack.native, (_CUDA, device)
         addresses: dict[str, int] = {}
         for slot, (name, needed, dtype) in zip(self._slots_of(pack), self._needs, strict=True):
-            address = native.pointer(slot) if native.is_filled(slot) else 0
-            if not address:
+            address = native.pointer(slot)
+            if not address:  # nothing passed, or a null address
                 raise ValueError(f"{ENGINE_NAME}: no buffer was passed for {name}")
             held = native.observed_bytes(slot)
             if 0 <= held < needed:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} holds {held} bytes; the graph declares {needed}")
-            where = tuple(native.observed_device(slot))
-            if where[0] >= 0 and where != (_CUDA, device):
+            where = native.observed_device(slot)
+            if where != here and where != _UNKNOWN_DEVICE:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} is not on cuda:{device}, where this runs")
-            given = tuple(native.dtype(slot))
-            if given != dtype and given != (0, 0):
+            given = native.dtype(slot)
+            if given != dtype and given != _UNKNOWN_DTYPE:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} has another dtype than the graph declares")
             addresses[name] = address
         written = [addresses[name] for name in self._outputs]
@@ -199,7 +200,7 @@ class Sm120BwdPlan(CompiledPlan):
             overridden = [
                 slot
                 for tensor, slot in zip(self._tensors, self._slots_of(pack), strict=True)
-                if pack.native.is_filled(slot) and not _same_extents(pack.native.shape(slot), tensor.dim)
+                if not _same_extents(pack.native.shape(slot), tensor.dim)
             ]
         if overridden:
             raise ValueError(

@@ -38,9 +38,6 @@ class Native:
     def __init__(self, buffers: list[Buffer]) -> None:
         self._buffers = buffers
 
-    def is_filled(self, slot: int) -> bool:
-        return self._buffers[slot].address is not None
-
     def pointer(self, slot: int) -> int:
         return self._buffers[slot].address or 0
 
