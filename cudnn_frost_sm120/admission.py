@@ -6,7 +6,6 @@ every graph must have.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from .knobs import BwdKnobs
 from .support import DTYPES, FEATURES, LENGTH_DTYPE, STATS_DTYPE, STRIDE_MULTIPLE, TARGETS, Feature
 from .target import Target
 
+FP32_MAX = float.fromhex("0x1.fffffep+127")
 _AXES = ("batch", "head", "sequence", "head dim")
 
 
@@ -263,8 +263,8 @@ RULES: tuple[Rule, ...] = (
     Rule("lengths", lambda f, t: bool(_bad_lengths(f)), lambda f, t: _bad_lengths(f)),
     Rule(
         "scale",
-        lambda f, t: f.scale is not None and not math.isfinite(f.scale),
-        lambda f, t: f"attn_scale is {f.scale}, and must be finite",
+        lambda f, t: f.scale is not None and not abs(f.scale) <= FP32_MAX,
+        lambda f, t: f"attn_scale is {f.scale}, and must be a finite fp32 value",
     ),
 )
 """In order; a name appears once."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudnn import behavior_note
-from cudnn.engines.base import BaseEngine, CompiledPlan, PlanConfig
+from cudnn.engines.base import BaseEngine, CompiledPlan, PlanConfig, decline_types
+from cudnn.engines.manifest import engines_for
 
 from . import target as targets
 from .admission import decline_reason
@@ -124,7 +125,7 @@ class Sm120BwdPlan(CompiledPlan):
         inputs, outputs = list(facts.inputs()), list(facts.outputs())
         self._tensors = [*inputs, *outputs]
         self._needs = [(t.name, t.required_bytes, _DLPACK_DTYPE[t.dtype]) for t in self._tensors]
-        self._outputs = {t.name for t in outputs}
+        self._input_count = len(inputs)
         self._slots: tuple[Any, list[int]] = ((), [])
         self._served_devices: set[int] = set()
 
@@ -165,10 +166,9 @@ class Sm120BwdPlan(CompiledPlan):
             if given != dtype and given != _UNKNOWN_DTYPE:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} has another dtype than the graph declares")
             addresses[name] = address
-        written = [addresses[name] for name in self._outputs]
-        if len(set(written)) < len(written) or any(
-            addresses[t.name] in written for t in self._tensors if t.name not in self._outputs
-        ):
+        in_order = list(addresses.values())
+        read, written = set(in_order[: self._input_count]), set(in_order[self._input_count :])
+        if len(written) < len(in_order) - self._input_count or read & written:
             raise ValueError(f"{ENGINE_NAME}: an output lies on another operand's buffer; each needs its own")
         return addresses
 
@@ -213,6 +213,26 @@ class Sm120BwdPlan(CompiledPlan):
         kind, index = getattr(where, "type", None), getattr(where, "index", None)
         if kind is not None and (kind != "cuda" or index not in (None, device)):
             raise ValueError(f"{ENGINE_NAME}: the workspace is on {where}, and this runs on cuda:{device}")
+
+
+def other_verdicts(graph: Any) -> dict[str, str]:
+    """What each other engine that cudnn-frontend offers for ``graph`` says: why it declines, or "" if it accepts.
+
+    The cuDNN library comes last, where planning has asked it and it declined.
+    """
+    verdicts: dict[str, str] = {}
+    for engine in engines_for(graph):
+        if engine.name == ENGINE_NAME:
+            continue
+        try:
+            engine.check_support(graph)
+            verdicts[engine.name] = ""
+        except decline_types() as error:
+            verdicts[engine.name] = str(error).removeprefix(f"{engine.name}: ")
+    declined = getattr(graph, "_backend_declined", None)
+    if declined is not None:
+        verdicts["cuDNN library"] = str(declined).strip()
+    return verdicts
 
 
 def _same_extents(given: Any, declared: tuple[int, ...]) -> bool:

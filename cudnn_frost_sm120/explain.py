@@ -84,7 +84,7 @@ class Report:
 
 def explain(graph: Any) -> Report:
     """Report on ``graph``. Raises ValueError if it has no sdpa_backward node."""
-    from .engine import analyze
+    from .engine import analyze, other_verdicts
 
     request = graph._facts_for(analyze)  # of a planned graph: the record that planning used
     facts, target = request.facts, request.target
@@ -104,7 +104,7 @@ def explain(graph: Any) -> Report:
         planned=planned,
         plans=_ranked_list(graph, facts, target) if planned else _own_plans(facts, target, served),
         rules=rules,
-        others=_others(graph),
+        others=other_verdicts(graph),
         notes=tuple(notes),
     )
 
@@ -149,26 +149,6 @@ def _ranked_list(graph: Any, facts: BwdFacts, target: Target | None) -> tuple[Pl
         nbytes = _workspace(facts, config.knobs, target) if ours and target is not None else None
         lines.append(PlanLine(graph.get_plan_name_at_index(index), nbytes))
     return tuple(lines)
-
-
-def _others(graph: Any) -> dict[str, str]:
-    """What every other engine that cudnn-frontend offers for ``graph`` says, the cuDNN library last."""
-    from cudnn.engines import manifest
-    from cudnn.engines.base import decline_types
-
-    said: dict[str, str] = {}
-    for engine in manifest.engines_for(graph):
-        if engine.name == ENGINE_NAME:
-            continue
-        try:
-            engine.check_support(graph)
-            said[engine.name] = ""
-        except decline_types() as error:
-            said[engine.name] = str(error).removeprefix(f"{engine.name}: ")
-    declined = getattr(graph, "_backend_declined", None)
-    if declined is not None:
-        said["cuDNN library"] = str(declined).strip()
-    return said
 
 
 def _flag_is_set() -> bool:

@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     ),
     "mask_bounds": Case(attributed(sliding_window_length=0), "left bound is 0", attributed(sliding_window_length=1)),
     "lengths": Case(attributed(extra=lengths()), "without use_padding_mask"),
-    "scale": Case(attributed(attn_scale=math.inf), "attn_scale is inf", attributed(attn_scale=-1e30)),
+    "scale": Case(attributed(attn_scale=math.inf), "attn_scale is inf", attributed(attn_scale=-3e38)),
 }
 
 
@@ -242,6 +242,13 @@ def test_features_and_rules_agree() -> None:
     for feature in FEATURES:
         assert (feature.name in ruled) != feature.served
         assert not feature.asked(facts_from_graph(make_graph(hq=2, hk=2)))
+
+
+@pytest.mark.parametrize("scale", [math.nan, -math.inf, 1e39])
+def test_scales_that_fp32_cannot_hold(scale: float) -> None:
+    reason = decline_reason(facts_from_graph(make_graph(attn_scale=scale)), SM120)
+    assert reason is not None
+    assert reason.endswith("[scale]")
 
 
 LENGTHS = {
