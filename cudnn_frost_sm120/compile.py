@@ -73,9 +73,10 @@ def build_chain(key: ChainKey) -> Any:
     from .kernels.chain import BackwardChain
     from .kernels.main_setup import MainConfig
 
-    dtype = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}[key.dtype]
-    mask = MaskKinds(key.mask_right, key.mask_left)
-    return BackwardChain(MainConfig(dtype, key.tile, mask, key.grouped, key.padded, key.split_group))
+    dtypes = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32, None: None}
+    mask = MaskKinds(key.mask_right, key.mask_left, rows=key.bias is not None)
+    config = MainConfig(dtypes[key.dtype], key.tile, mask, key.grouped, key.padded, key.split_group, dtypes[key.bias])
+    return BackwardChain(config)
 
 
 def fake_arguments(key: ChainKey) -> list[Any]:
@@ -89,6 +90,7 @@ def fake_arguments(key: ChainKey) -> list[Any]:
         return [Int64(1) if present else None] * count
 
     operands = [*addresses(len(TENSORS)), *addresses(2, key.padded), *addresses(2, key.dsink)]
+    operands += [*addresses(1, key.bias is not None), *addresses(1, key.dbias is not None)]
     workspace_and_geometry = addresses(2)
     return [*operands, *workspace_and_geometry, cute.runtime.make_fake_stream()]
 

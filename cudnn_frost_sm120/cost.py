@@ -30,7 +30,7 @@ def query_tiles_per_key_tile(facts: BwdFacts, tile: TileConfig) -> list[int]:
     seqlen = SeqlenInfo.create(facts.seqlen_q, facts.seqlen_k)
     kinds = MaskKinds(right=right is not None, left=left is not None)
     diagonal = seqlen.diagonal(facts.mask.bottom_right)
-    mask = Mask.create(kinds, facts.seqlen_k, diagonal, left or 0, right or 0)
+    mask = Mask.create(kinds, facts.seqlen_q, facts.seqlen_k, diagonal, left or 0, right or 0)
     ranges = (query_tiles(n, tile.tile_m, tile.tile_n, seqlen, mask) for n in range(-(-facts.seqlen_k // tile.tile_n)))
     return [end - begin for begin, end in ranges]
 

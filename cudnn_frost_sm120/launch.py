@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable, Mapping
 
 from .config.arch import TMA_ALIGNMENT
-from .facts import TensorFacts
-from .kernels.operands import TENSORS, Band, Extents, Scratch, pack_geometry
+from .facts import ITEMSIZE, TensorFacts
+from .kernels.operands import TENSORS, Band, Extents, Geometry, Scratch, pack_geometry
 from .plan import BwdPlan, effective_bounds
 from .workspace import WORKSPACE_ALIGNMENT
 
-OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink")
+OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink", "bias", "dbias")
 """Operands that the chain takes after `TENSORS`; absent ones are None."""
 WORD_ALIGNMENT = 4
 
@@ -23,6 +23,22 @@ def canonical_strides(tensor: TensorFacts) -> tuple[int, int, int]:
     return batch, head, sequence
 
 
+def broadcast_strides(tensor: TensorFacts | None) -> tuple[int, ...]:
+    """Strides in elements of a (batch, head, query, key) tensor, 0 where its extent is 1; zeros for an absent one."""
+    if tensor is None:
+        return (0, 0, 0, 0)
+    return tuple(0 if extent == 1 else stride for extent, stride in zip(tensor.dim, tensor.stride, strict=True))
+
+
+def alignment_of(plan: BwdPlan, name: str) -> int:
+    """Bytes that an optional operand's address is a multiple of; 0 when the plan does not read it."""
+    key = plan.key
+    used = {"seq_len_q": key.padded, "seq_len_kv": key.padded, "sink": key.dsink, "dsink": key.dsink}
+    used |= {"bias": key.bias is not None, "dbias": key.dbias is not None}
+    tensor = getattr(plan.facts, name)
+    return ITEMSIZE[tensor.dtype] if used[name] else 0
+
+
 class Launcher:
     """One plan, ready to run on any buffers of its geometry, from any thread."""
 
@@ -30,20 +46,21 @@ class Launcher:
         facts, knobs = plan.facts, plan.knobs
         self._chain = chain
         self._workspace_bytes = plan.workspace_bytes
-        used = {"seq_len_q": plan.key.padded, "seq_len_kv": plan.key.padded, "sink": plan.key.dsink}
-        used["dsink"] = plan.key.dsink
         required = [(name, WORD_ALIGNMENT if name == "stats" else TMA_ALIGNMENT) for name in TENSORS]
-        self._operands = (*required, *((name, WORD_ALIGNMENT if used[name] else 0) for name in OPTIONAL_TENSORS))
+        self._operands = (*required, *((name, alignment_of(plan, name)) for name in OPTIONAL_TENSORS))
         left, right = effective_bounds(facts)
         extents = (facts.batch, facts.heads_q, facts.heads_k, facts.seqlen_q, facts.seqlen_k)
-        block = pack_geometry(
+        geometry = Geometry(
             [canonical_strides(getattr(facts, name)) for name in TENSORS],
+            broadcast_strides(facts.bias),
+            broadcast_strides(facts.dbias),
             Extents(*extents, facts.headdim_qk, facts.headdim_v, knobs.heads_per_cta),
             Band(int(facts.mask.bottom_right), left or 0, right or 0),
             plan.head_group,
             facts.scale if facts.scale is not None else 1.0,
             [plan.workspace.offset(name) for name in Scratch._fields],
         )
+        block = pack_geometry(geometry)
         self._geometry = ctypes.create_string_buffer(block, len(block))
         self._geometry_address = ctypes.addressof(self._geometry)
 

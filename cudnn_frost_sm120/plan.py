@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .config.tiles import TileConfig, configs_for
 from .facts import BwdFacts
@@ -23,6 +23,8 @@ class ChainKey:
     padded: bool
     split_group: bool
     dsink: bool
+    bias: str | None = None  # dtype of the bias
+    dbias: str | None = None  # dtype of dBias
 
     @property
     def name(self) -> str:
@@ -35,6 +37,8 @@ class ChainKey:
             "split": self.split_group,
             "padded": self.padded,
             "dsink": self.dsink,
+            f"bias_{self.bias}": self.bias is not None,
+            f"dbias_{self.dbias}": self.dbias is not None,
         }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
         return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags.items() if on)])
@@ -56,6 +60,10 @@ class BwdPlan:
 
 CAUSAL_HEAD_GROUP = 8
 """Measured on the prototype (H200, S 4096, D128 causal): groups of 4 to 16 heads 361-363 TFLOP/s, of one 324."""
+
+
+BIAS_FREES_K = 128
+"""Head dim from which a bias takes the registers of the K fragments: with both, sm_120a spills 16 to 48 bytes."""
 
 
 def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
@@ -80,6 +88,8 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
             f"no kernel has the knobs {knobs} at head dims {facts.headdim_qk}/{facts.headdim_v}; served: {served}"
         )
     left, right = effective_bounds(facts)
+    if facts.bias is not None and tile.headdim_qk >= BIAS_FREES_K:
+        tile = replace(tile, k_in_registers=False)
     key = ChainKey(
         dtype=facts.dtype,
         tile=tile,
@@ -89,6 +99,8 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         padded=facts.mask.padding,
         split_group=knobs.heads_per_cta < facts.group,
         dsink=facts.dsink is not None,
+        bias=None if facts.bias is None else facts.bias.dtype,
+        dbias=None if facts.dbias is None else facts.dbias.dtype,
     )
     heavy_first = right is not None and left is None
     workspace = layout(facts, tile, knobs.heads_per_cta)

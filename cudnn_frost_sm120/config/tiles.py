@@ -16,6 +16,7 @@ class TileConfig:
     `tile_m` query rows and `tile_n = 64 * key_blocks` key rows per tile; a warp owns `16 * key_blocks` key rows.
     `dq_both_groups`: both warp groups compute dQ (else only the scores group). `dq_interleaved`: a warp's dQ columns
     are 16-column steps dealt in turn instead of one contiguous block (one K base address, fewer registers).
+    `k_in_registers`: K fragments are read once per key tile, else once per query tile (fewer registers, more loads).
     """
 
     headdim_qk: int
@@ -28,6 +29,7 @@ class TileConfig:
     p_stages: int
     dq_both_groups: bool = False
     dq_interleaved: bool = False
+    k_in_registers: bool = True
     evidence: str = ""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .select import select
+from .select import minimum, select
 
 NOTHING = 2**31 - 1
 
@@ -16,24 +16,26 @@ class MaskKinds:
 
     right: bool = False  # keep k <= q + diag + R
     left: bool = False  # keep k >  q + diag - L
+    rows: bool = False  # test q < len_q too: only with a bias, whose padded rows may hold NaN
 
 
 @dataclass(frozen=True)
 class Mask:
     """Run-time part, seen from a key: k keeps the queries of `[k - right_reach, k + left_reach)`, if k < len_k.
 
-    `right_reach = diag + R` and `left_reach = L - diag`. Queries past the query length need no test here: their LSE is
-    +inf (preprocess), so that P is 0.
+    `right_reach = diag + R` and `left_reach = L - diag`. Queries past the query length need no test without a bias:
+    their LSE is +inf (preprocess) and their scores are finite, so that P is 0.
     """
 
     kinds: MaskKinds
     len_k: Any
     right_reach: Any
     left_reach: Any
+    len_q: Any
 
     @classmethod
-    def create(cls, kinds: MaskKinds, len_k, diagonal, left_bound, right_bound) -> Mask:
-        return cls(kinds, len_k, diagonal + right_bound, left_bound - diagonal)
+    def create(cls, kinds: MaskKinds, len_q, len_k, diagonal, left_bound, right_bound) -> Mask:
+        return cls(kinds, len_k, diagonal + right_bound, left_bound - diagonal, len_q)
 
     def first_query(self, key):
         """First query that the key keeps; NOTHING for a key past the length."""
@@ -41,8 +43,11 @@ class Mask:
         return select(key < self.len_k, first, NOTHING)
 
     def end_query(self, key):
-        """One past the last query that the key keeps; None when no bound exists."""
-        return key + self.left_reach if self.kinds.left else None
+        """One past the last query that the key keeps; None when no bound is tested."""
+        end = key + self.left_reach if self.kinds.left else None
+        if self.kinds.rows:
+            end = self.len_q if end is None else minimum(end, self.len_q)
+        return end
 
     def cuts_tile(self, query, queries: int, key, keys: int):
         """Whether any pair of the tile at (query, key) is masked."""
@@ -51,4 +56,6 @@ class Mask:
             cut = cut | (query < key + (keys - 1) - self.right_reach)
         if self.kinds.left:
             cut = cut | (query + queries > key + self.left_reach)
+        if self.kinds.rows:
+            cut = cut | (query + queries > self.len_q)
         return cut

@@ -5,6 +5,8 @@ Accumulators are scalars (4 per 16x8 tile): `cute.gemm` would carry them as pair
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 from cutlass import Float32, Int32
 from cutlass.experimental import primitives as prims
@@ -42,16 +44,18 @@ def unpack_pair(pair, dtype):
     )
 
 
-def gemm_scores(frags: list, base, headdim: int, tile_m: int, dtype) -> list:
-    """[key_blocks][tile_m / 8][4] scores, transposed: key rows `frags[key_blocks][headdim / 16]` (registers) times the
-    query rows of a [tile_m, headdim] smem tile at `base` (lane offset included)."""
-    out: list = [[None] * (tile_m // 8) for _ in frags]
+def gemm_scores(key_frags: Callable[[int], list], base, headdim: int, tile_m: int, dtype) -> list:
+    """[key_blocks][tile_m / 8][4] scores, transposed: key rows times the query rows of a [tile_m, headdim] smem tile at
+    `base` (lane offset included). `key_frags(k)`: the A fragments of 16-column step k, one for each key block."""
+    out: list = []
     for k in range(headdim // 16):
+        frags = key_frags(k)
+        out = out or [[None] * (tile_m // 8) for _ in frags]
         for j in range(tile_m // 16):
             b = ldmatrix_x4(base ^ ((k & 3) << 5), (k >> 2) * tile_m * 128 + j * 2048)
             for block, a in zip(out, frags, strict=True):
                 for e in range(2):
-                    block[2 * j + e] = mma(block[2 * j + e], a[k], b[2 * e], b[2 * e + 1], dtype)
+                    block[2 * j + e] = mma(block[2 * j + e], a, b[2 * e], b[2 * e + 1], dtype)
     return out
 
 

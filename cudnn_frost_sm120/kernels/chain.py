@@ -16,7 +16,7 @@ from .accumulator_convert import AccumulatorConvertKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
-from .operands import Lengths, Scratch, Strided, read_geometry
+from .operands import BiasOperand, Lengths, Scratch, Strided, read_geometry
 from .preprocess import PreprocessKernel
 
 
@@ -45,6 +45,8 @@ class BackwardChain:
         seqlens_k: Int64 | None,
         sink: Int64 | None,
         dsink: Int64 | None,
+        bias: Int64 | None,
+        dbias: Int64 | None,
         workspace: Int64,
         geometry: Int64,
         stream,
@@ -55,10 +57,11 @@ class BackwardChain:
         addresses = (q, k, v, o, do, lse, dq, dk, dv)
         q, k, v, o, do, lse, dq, dk, dv = (Strided(a, *s) for a, s in zip(addresses, g.strides, strict=True))
         scratch = Scratch(*(workspace + offset for offset in g.regions))
+        bias = None if bias is None else BiasOperand(bias, *g.bias_strides)
         lengths = Lengths(seqlens_q, seqlens_k) if self.config.padded else None
 
         self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
-        self.main.launch(q, k, v, do, dk, dv, scratch, e, g.band, lengths, g.scale, g.head_group, stream)
+        self.main.launch(q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, g.head_group, stream)
         rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
         self.convert_qk.launch(
             dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, stream

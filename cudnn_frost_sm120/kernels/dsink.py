@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int64
 
 from ..config.padding import padded_queries
+from ..device.bias import LOG2_E
 from ..device.copy import gmem_ptr
 from .operands import Extents, Scratch
-from .preprocess import LOG2_E
 
 THREADS = 256
 

@@ -15,6 +15,7 @@ from cutlass.experimental import primitives as prims
 from ..config.padding import padded_queries
 from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
 from ..config.smem import chunks
+from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
 from ..device.copy import gmem_ptr, smem_ptr, tma_load_tile
 from ..device.mask import Mask
@@ -26,9 +27,7 @@ from .main_epilogue import store_key_rows, store_partial_rows
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
 from .main_setup import Cta, MainConfig
-from .operands import Band, Extents, Lengths, Scratch, Strided
-
-LOG2_E = 1.4426950408889634
+from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
 
 
 class MainKernel:
@@ -48,6 +47,7 @@ class MainKernel:
         extents: Extents,
         band: Band,
         lengths: Lengths | None,
+        bias: BiasOperand | None,
         scale: Float32,
         head_group: Int32,
     ):
@@ -56,7 +56,7 @@ class MainKernel:
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(tid >> 5)
         n_blocks = (extents.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        heads = extents.heads_q // extents.heads_per_cta if config.grouped else extents.heads_k  # CTAs per key tile
+        heads = extents.heads_q // extents.heads_per_cta  # CTAs per key tile
         n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
         heads_walked = extents.heads_per_cta if config.grouped else 1
         first_head_q = head * heads_walked
@@ -71,7 +71,7 @@ class MainKernel:
             len_k = gmem_ptr(lengths.seqlens_k, Int32)[batch]
         seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q, len_k)
         diagonal = seqlen.diagonal(band.bottom_right != 0)
-        mask = Mask.create(config.mask, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
+        mask = Mask.create(config.mask, seqlen.len_q, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
         begin, end = query_tiles(n_block, tile.tile_m, tile.tile_n, seqlen, mask)
 
         storage = cutlass.Array(Uint8, smem.total, space=cutlass.AddressSpace.smem, alignment=1024)
@@ -93,6 +93,7 @@ class MainKernel:
             tiles=(end - begin) * heads_walked,
             mask=mask,
             len_q=seqlen.len_q,
+            bias=None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k),
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
         )
@@ -145,6 +146,7 @@ class MainKernel:
         extents: Extents,
         band: Band,
         lengths: Lengths | None,
+        bias: BiasOperand | None,
         scale: Float32,
         head_group: Int32,
         stream,
@@ -170,7 +172,7 @@ class MainKernel:
             tensor_map(do, e.heads_q, e.seqlen_q, e.headdim_v, tile.tile_m),
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, scale, head_group).launch(
+        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, bias, scale, head_group).launch(
             grid=(n_blocks * (e.heads_q // e.heads_per_cta) * e.batch, 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,

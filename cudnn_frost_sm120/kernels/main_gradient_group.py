@@ -17,7 +17,6 @@ from ..device.copy import (
     b_lane_offset,
     bulk_load,
     ds_offset,
-    ldmatrix_x4,
     smem_ptr,
     stmatrix_x4,
     tma_load_tile,
@@ -26,7 +25,7 @@ from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, next_tile
+from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,7 @@ class GradientGroup:
         for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_qk // 8) * 4):
             acc_dk[x] = Float32(0.0)
         a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
-        v_rows = cta.smem + smem.v + keys * 128 + a_lane
-        v_frags = [
-            [
-                ldmatrix_x4(v_rows ^ ((k & 3) << 5), (k >> 2) * tile.tile_n * 128 + block * 2048)
-                for k in range(tile.headdim_v // 16)
-            ]
-            for block in range(tile.key_blocks)
-        ]
+        v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
         cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
 
         # Tiles to load next, q_stages and do_stages ahead of the tile in work.

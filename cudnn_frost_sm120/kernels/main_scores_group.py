@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..config.roles import THREADS, NamedBarrier
-from ..device.copy import a_lane_offset, b_lane_offset, ldmatrix_x4, smem_ptr
+from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
 from ..device.pipeline import arrive, next_stage, wait
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, next_tile
+from .main_setup import Cta, MainConfig, key_fragments, next_tile
 
 
 class ScoresGroup:
@@ -31,14 +31,8 @@ class ScoresGroup:
         for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_v // 8) * 4):
             acc_dv[x] = Float32(0.0)
         a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
-        k_rows = cta.smem + smem.k + keys * 128 + a_lane
-        k_frags = [
-            [
-                ldmatrix_x4(k_rows ^ ((k & 3) << 5), (k >> 2) * tile.tile_n * 128 + block * 2048)
-                for k in range(tile.headdim_qk // 16)
-            ]
-            for block in range(tile.key_blocks)
-        ]
+        k_tile = cta.smem + smem.k + keys * 128
+        k_frags = key_fragments(config, k_tile, lane, tile.headdim_qk, tile.k_in_registers)
         cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
@@ -52,7 +46,7 @@ class ScoresGroup:
                 k_frags, cta.smem + smem.q + q_stage * smem.q_bytes + b_lane, tile.headdim_qk, tile.tile_m, config.dtype
             )
             arrive(lane, cta.smem + smem.q_empty + 8 * q_stage)
-            p_frags = self.probabilities(cta, acc_s, m_block, keys, q_stage, scale_log2)
+            p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
 
             wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
             hand_over = smem_ptr(
@@ -93,7 +87,7 @@ class ScoresGroup:
         return acc_dv
 
     @cute.jit
-    def probabilities(self, cta: Cta, acc_s, m_block, keys, q_stage, scale_log2):
+    def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2):
         """P^T as A operands of dV: [key_blocks][tile_m / 16][4] registers.
 
         Scaled first, masked second: `-inf` never meets the scale, which may be negative or zero.
@@ -108,6 +102,8 @@ class ScoresGroup:
                 for e in cutlass.range_constexpr(4):
                     x[(block * columns + j) * 4 + e] = acc_s[block][j][e] * scale_log2 - pair[e & 1]
         query, key = m_block * tile.tile_m, cta.first_key + keys
+        if cutlass.const_expr(config.bias_dtype is not None):
+            self.add_bias(cta, x, head, query, key)
         if cta.mask.cuts_tile(query, tile.tile_m, key, config.warp_keys):
             for block in cutlass.range_constexpr(tile.key_blocks):
                 for half in cutlass.range_constexpr(2):
@@ -129,3 +125,18 @@ class ScoresGroup:
                 p[block][j >> 1][(j & 1) * 2] = pack_pair(ex[0], ex[1], config.dtype)
                 p[block][j >> 1][(j & 1) * 2 + 1] = pack_pair(ex[2], ex[3], config.dtype)
         return p
+
+    @cute.jit
+    def add_bias(self, cta: Cta, x, head, query, key):
+        """x[key_blocks][tile_m / 8][4], scores in log2 units, plus the bias of the tile at (query, key)."""
+        tile, lane, bias = self.config.tile, cta.lane, cta.bias
+        columns = tile.tile_m // 8
+        own_query, own_key = query + 2 * (lane & 3), key + (lane >> 2)
+        origin = bias.tile(cta.batch, head, own_query, own_key)
+        for block in cutlass.range_constexpr(tile.key_blocks):
+            for half in cutlass.range_constexpr(2):
+                key_offset = bias.key_offset(own_key, 16 * block + 8 * half)
+                for j in cutlass.range_constexpr(columns):
+                    for e in cutlass.range_constexpr(2):
+                        at = (block * columns + j) * 4 + 2 * half + e
+                        x[at] = x[at] + bias.log2(origin + (bias.query_offset(own_query, 8 * j + e) + key_offset))

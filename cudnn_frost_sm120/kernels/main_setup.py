@@ -9,6 +9,8 @@ import cutlass
 
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
+from ..device.bias import Bias
+from ..device.copy import a_lane_offset, ldmatrix_x4
 from ..device.mask import Mask, MaskKinds
 
 
@@ -22,6 +24,7 @@ class MainConfig:
     grouped: bool  # several query heads share a key head (GQA)
     padded: bool  # per-batch lengths
     split_group: bool = False  # several CTAs share a key tile, each with a part of its group's query heads
+    bias_dtype: Any = None  # None: no bias
 
     @property
     def smem(self) -> SmemLayout:
@@ -50,6 +53,7 @@ class Cta:
     tiles: Any
     mask: Mask
     len_q: Any
+    bias: Bias | None
     dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
     dq_head_stride: Any  # fp32 values between the accumulators of two query heads
 
@@ -69,3 +73,17 @@ def next_tile(config: MainConfig, cta: Cta, m_block, head):
 def head_in_group(config: MainConfig, cta: Cta, head):
     """Index of a query head among those the CTA walks."""
     return head - cta.first_head_q if config.grouped else 0
+
+
+def key_fragments(config: MainConfig, tile_base, lane, headdim: int, in_registers: bool):
+    """`k -> A fragments` of a warp's key rows in a [tile_n, headdim] smem tile; `tile_base` is at its first row."""
+    rows = tile_base + a_lane_offset(lane)
+
+    def load(k: int) -> list:
+        column = (k >> 2) * config.tile.tile_n * 128
+        return [ldmatrix_x4(rows ^ ((k & 3) << 5), column + block * 2048) for block in range(config.tile.key_blocks)]
+
+    if not in_registers:
+        return load
+    loaded = [load(k) for k in range(headdim // 16)]
+    return loaded.__getitem__

@@ -38,7 +38,7 @@ class Band(NamedTuple):
 
 
 class Strided(NamedTuple):
-    """A (batch, head, sequence, head dim) tensor in global memory; strides count elements, the head dim is contiguous."""
+    """A (batch, head, sequence, head dim) tensor in global memory; strides in elements, the head dim contiguous."""
 
     address: Any
     stride_b: Any
@@ -50,6 +50,16 @@ class Strided(NamedTuple):
         from cutlass import Int64
 
         return Int64(batch) * self.stride_b + Int64(head) * self.stride_h + Int64(row) * self.stride_s
+
+
+class BiasOperand(NamedTuple):
+    """A (batch, head, query, key) tensor; strides in elements, 0 where it is broadcast."""
+
+    address: Any
+    stride_b: Any
+    stride_h: Any
+    stride_q: Any
+    stride_k: Any
 
 
 class Lengths(NamedTuple):
@@ -69,25 +79,28 @@ class Scratch(NamedTuple):
     dv_partial: Any
 
 
-WORDS = 3 * len(TENSORS) + len(Extents._fields) + len(Band._fields) + 2 + 5
-"""64-bit words of the geometry block: strides, extents, band, head_group, scale (fp32 bits), region offsets."""
-
-
-def pack_geometry(strides, extents: Extents, band: Band, head_group: int, scale: float, regions) -> bytes:
-    """The block, for `read_geometry`. `strides`: (batch, head, sequence) of each of `TENSORS`; `regions`: byte offsets
-    of the `Scratch` fields from the workspace base (0 for absent ones)."""
-    words = [*(s for triple in strides for s in triple), *extents, *band, head_group]
-    bits = struct.unpack("<I", struct.pack("<f", scale))[0]
-    return struct.pack(f"<{WORDS}q", *words, bits, *regions)
-
-
 class Geometry(NamedTuple):
-    strides: Any
+    """Contents of the block, in order; every value is one 64-bit word."""
+
+    strides: Any  # (batch, head, sequence) of each of TENSORS
+    bias_strides: Any  # (batch, head, query, key), 0 where broadcast or absent
+    dbias_strides: Any
     extents: Extents
     band: Band
     head_group: Any
-    scale: Any
-    regions: Any
+    scale: Any  # fp32, in the low half of its word
+    regions: Any  # byte offsets of the Scratch fields from the workspace base, 0 for absent ones
+
+
+WORDS = 3 * len(TENSORS) + 8 + len(Extents._fields) + len(Band._fields) + 2 + len(Scratch._fields)
+
+
+def pack_geometry(g: Geometry) -> bytes:
+    """The block for plain Python numbers."""
+    strides = (stride for triple in g.strides for stride in triple)
+    words = [*strides, *g.bias_strides, *g.dbias_strides, *g.extents, *g.band, g.head_group]
+    bits = struct.unpack("<I", struct.pack("<f", g.scale))[0]
+    return struct.pack(f"<{WORDS}q", *words, bits, *g.regions)
 
 
 def read_geometry(block) -> Geometry:
@@ -104,8 +117,10 @@ def read_geometry(block) -> Geometry:
         return [(words + next(at)).load() for _ in range(count)]
 
     strides = [take(3) for _ in TENSORS]
+    bias_strides, dbias_strides = take(4), take(4)
     extents = Extents(*(Int32(word) for word in take(len(Extents._fields))))
     band = Band(*(Int32(word) for word in take(len(Band._fields))))
     (head_group,) = take(1)
     scale = cutlass.Pointer(base, dtype=Float32) + 2 * next(at)
-    return Geometry(strides, extents, band, Int32(head_group), scale.load(), take(len(Scratch._fields)))
+    regions = take(len(Scratch._fields))
+    return Geometry(strides, bias_strides, dbias_strides, extents, band, Int32(head_group), scale.load(), regions)

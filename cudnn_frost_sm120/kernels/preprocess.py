@@ -1,7 +1,8 @@
 """Before the main kernel: delta = rowsum(dO * O), LSE in log2 units and cleaned, dQ accumulator zeroed.
 
 Rows that are no query (past the length, or padding up to a tile) get LSE = +inf and delta = 0, so that their P is 0
-without a branch in the main loop, whatever the tensors hold there. An LSE of -inf (an empty row) becomes +inf too.
+without a branch in the main loop, whatever the tensors hold there. An LSE of -inf (an empty row) becomes +inf too. A
+finite one is kept above `LOWEST`, as the bias is: a row of finfo.min must not overflow to -inf.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..config.padding import QUERY_PADDING, padded_queries
+from ..device.bias import LOG2_E, LOWEST
 from ..device.copy import gmem_ptr
 from ..device.mma import unpack_pair
 from ..device.seqlen import SeqlenInfo
 from .operands import Extents, Lengths, Scratch, Strided
 
-LOG2_E = 1.4426950408889634
 ROWS = QUERY_PADDING
 THREADS = 256
 
@@ -57,7 +58,9 @@ class PreprocessKernel:
             value = Float32(float("inf"))
             if first + tid < rows:
                 raw = (gmem_ptr(lse.address, Float32) + lse.row(batch, head, first + tid)).load()
-                value = cutlass.select_(raw == Float32(float("-inf")), value, raw * LOG2_E)
+                value = cutlass.select_(
+                    raw == Float32(float("-inf")), value, cute.arch.fmax(raw * LOG2_E, Float32(LOWEST))
+                )
             (gmem_ptr(scratch.lse, Float32) + out_row + tid).store(value)
 
         column = (tid % self.lanes_per_row) * 8
