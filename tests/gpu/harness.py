@@ -208,16 +208,17 @@ def run_launcher(problem: Problem) -> Iterator[dict[str, torch.Tensor]]:
         yield launch_once(problem, knobs)
 
 
-def build_graph(problem: Problem, **more):
-    """(graph, buffers by uid) of the problem as a cudnn.pygraph, not yet validated; `more` goes to sdpa_backward."""
+def declare_graph(facts: BwdFacts, **more):
+    """(graph, uid by port name) of a cudnn.pygraph with these facts, not yet validated; `more` goes to the node."""
     import cudnn
 
     register()
-    facts, tensors = problem.facts, problem.tensors
-    io = {"fp16": cudnn.data_type.HALF, "bf16": cudnn.data_type.BFLOAT16}[facts.dtype]
-    kinds = {**dict.fromkeys(("fp16", "bf16"), io), "fp32": cudnn.data_type.FLOAT, "int32": cudnn.data_type.INT32}
+    kinds = {"fp16": "HALF", "bf16": "BFLOAT16", "fp32": "FLOAT", "int32": "INT32"}
+    kinds = {name: getattr(cudnn.data_type, member) for name, member in kinds.items()}
     graph = cudnn.pygraph(
-        io_data_type=io, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT
+        io_data_type=kinds[facts.dtype],
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
     )
 
     def declare(record: TensorFacts):
@@ -242,12 +243,19 @@ def build_graph(problem: Problem, **more):
         **more,
     )
     for record, gradient in zip((facts.dq, facts.dk, facts.dv), gradients, strict=True):
-        gradient.set_output(True).set_dim(list(record.dim)).set_stride(list(record.stride)).set_data_type(io)
+        gradient.set_output(True).set_data_type(kinds[record.dtype])
+        gradient.set_dim(list(record.dim)).set_stride(list(record.stride))
         declared[record.name] = gradient
     for name in ("dbias", "dsink"):
         if name in declared:
             declared[name].set_output(True)
-    return graph, {tensor.get_uid(): tensors[name] for name, tensor in declared.items()}
+    return graph, {name: tensor.get_uid() for name, tensor in declared.items()}
+
+
+def build_graph(problem: Problem, **more):
+    """(graph, buffers by uid) of the problem."""
+    graph, uids = declare_graph(problem.facts, **more)
+    return graph, {uid: problem.tensors[name] for name, uid in uids.items()}
 
 
 def plan_graph(graph) -> list[int]:
