@@ -57,7 +57,7 @@ $(STAMP)/torch: $(STAMP)/venv constraints.txt
 	$(PIP) torch==2.13.0
 	touch $@
 
-$(STAMP)/installed: $(STAMP)/torch pyproject.toml constraints.txt
+$(STAMP)/installed: $(STAMP)/torch pyproject.toml constraints.txt cudnn_frost_sm120.pth
 	$(PIP) -c constraints.txt -e '.[test]'
 	touch $@
 
