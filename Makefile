@@ -11,13 +11,14 @@ STAMP  := $(VENV)/.stamps
 FRONTENDS_BESIDE := 1.30.0 1.31.0
 FRONTEND_STAMPS  := $(FRONTENDS_BESIDE:%=$(STAMP)/frontend-%)
 
-.PHONY: demo test lint format planning host clean help
+.PHONY: demo test lint format planning host fuzz clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one attention layer on real text through cudnn.pygraph and this engine"
 	@echo "make test    lint, types, host tests, planning against every supported cudnn-frontend, samples"
 	@echo "make lint    ruff and mypy only        make format   let ruff rewrite"
+	@echo "make fuzz    N random graphs on a GPU against the oracle (N=2000)"
 
 demo: $(STAMP)/installed
 	$(BIN)/python samples/01_graph_api.py
@@ -46,6 +47,10 @@ planning: $(STAMP)/installed $(FRONTEND_STAMPS)
 # tests/gpu is collected so that it cannot rot, and skips itself where there is no GPU.
 host: $(STAMP)/installed
 	$(BIN)/python -m pytest -q tests
+
+N ?= 2000
+fuzz: $(STAMP)/installed
+	$(BIN)/python -m tests.gpu.fuzz $(N)
 
 $(STAMP)/venv:
 	$(PYTHON) -m venv $(VENV)
