@@ -71,12 +71,16 @@ def build_chain(key: ChainKey) -> Any:
 
     from .device.mask import MaskKinds
     from .kernels.chain import BackwardChain
+    from .kernels.dbias import DbiasConfig
     from .kernels.main_setup import MainConfig
 
     dtypes = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32, None: None}
     mask = MaskKinds(key.mask_right, key.mask_left, rows=key.bias is not None)
     config = MainConfig(dtypes[key.dtype], key.tile, mask, key.grouped, key.padded, key.split_group, dtypes[key.bias])
-    return BackwardChain(config)
+    dbias = None
+    if key.dbias is not None:
+        dbias = DbiasConfig(dtypes[key.dbias], key.dbias_over_q, key.dbias_over_k)
+    return BackwardChain(config, dbias)
 
 
 def fake_arguments(key: ChainKey) -> list[Any]:

@@ -19,7 +19,7 @@ from .config.smem import SmemLayout
 from .plan import ChainKey
 from .target import Target
 
-KERNELS = ("preprocess", "main", "accumulator_convert", "dsink")
+KERNELS = ("preprocess", "main", "accumulator_convert", "dbias", "dsink")
 
 
 @dataclass(frozen=True)

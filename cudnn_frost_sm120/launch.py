@@ -54,6 +54,7 @@ class Launcher:
             [canonical_strides(getattr(facts, name)) for name in TENSORS],
             broadcast_strides(facts.bias),
             broadcast_strides(facts.dbias),
+            (0, 0) if facts.dbias is None else facts.dbias.dim[:2],
             Extents(*extents, facts.headdim_qk, facts.headdim_v, knobs.heads_per_cta),
             Band(int(facts.mask.bottom_right), left or 0, right or 0),
             plan.head_group,

@@ -25,6 +25,8 @@ class ChainKey:
     dsink: bool
     bias: str | None = None  # dtype of the bias
     dbias: str | None = None  # dtype of dBias
+    dbias_over_q: bool = False  # dBias has extent 1 there: its kernel sums over the dim
+    dbias_over_k: bool = False
 
     @property
     def name(self) -> str:
@@ -39,6 +41,8 @@ class ChainKey:
             "dsink": self.dsink,
             f"bias_{self.bias}": self.bias is not None,
             f"dbias_{self.dbias}": self.dbias is not None,
+            "over_q": self.dbias_over_q,
+            "over_k": self.dbias_over_k,
         }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
         return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags.items() if on)])
@@ -101,6 +105,8 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         dsink=facts.dsink is not None,
         bias=None if facts.bias is None else facts.bias.dtype,
         dbias=None if facts.dbias is None else facts.dbias.dtype,
+        dbias_over_q=facts.dbias is not None and facts.dbias.dim[2] == 1,
+        dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )
     heavy_first = right is not None and left is None
     workspace = layout(facts, tile, knobs.heads_per_cta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+import cutlass.experimental.cuda as cuda
 from cutlass import Int32, Int64, Uint8
 from cutlass._mlir.dialects import llvm
 from cutlass.experimental import primitives as prims
@@ -52,6 +53,24 @@ def ds_offset(row, chunk, tile_m: int):
     if tile_m == 64:
         return row * 128 + ((chunk ^ (row & 7)) << 4)
     return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4)
+
+
+def tensor_map(dtype, t, extents, rows: int):
+    """Host side: the TMA descriptor of a (batch, head, sequence, head dim) tensor, for boxes of `rows` x 64 elements.
+
+    `t` has address and strides (kernels/operands.py); strides are multiples of 16 bytes.
+    """
+    batch, heads, seqlen, headdim = extents
+    strides = [Int64(stride) // 8 for stride in (t.stride_s, t.stride_h, t.stride_b)]  # elements to 16-byte units
+    return cuda.create_tensor_map_tiled(
+        t.address,
+        dtype,
+        [headdim, seqlen, heads, batch],
+        strides,
+        [64, rows, 1, 1],
+        swizzle=cuda.TensorMapSwizzle.s128b,
+        l2_promotion=cuda.TensorMapL2Promotion.l2_256b,
+    )
 
 
 @cute.jit

@@ -13,6 +13,7 @@ from cutlass import Float32, Int64
 
 from ..config.padding import padded_keys, padded_queries
 from .accumulator_convert import AccumulatorConvertKernel
+from .dbias import DbiasConfig, DbiasKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
@@ -21,8 +22,9 @@ from .preprocess import PreprocessKernel
 
 
 class BackwardChain:
-    def __init__(self, config: MainConfig):
+    def __init__(self, config: MainConfig, dbias: DbiasConfig | None):
         tile = config.tile
+        self.dbias = None if dbias is None else DbiasKernel(config, dbias)
         self.config = config
         self.preprocess = PreprocessKernel(config.dtype, tile.headdim_qk, tile.headdim_v, config.padded)
         self.main = MainKernel(config)
@@ -70,5 +72,9 @@ class BackwardChain:
             keys = (e.batch, e.heads_k, e.seqlen_k, rows_k)
             self.convert_qk.launch(dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, g.scale, stream)
             self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), stream)
+        if cutlass.const_expr(self.dbias is not None):
+            dbias_out = BiasOperand(dbias, *g.dbias_strides)
+            operands = (scratch, e, g.band, lengths, bias, g.scale, stream)
+            self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, *operands)
         if cutlass.const_expr(dsink is not None):
             DsinkKernel().launch(sink, dsink, scratch, e, stream)

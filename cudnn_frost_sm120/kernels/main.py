@@ -17,16 +17,14 @@ from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
 from ..config.smem import chunks
 from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
-from ..device.copy import gmem_ptr, smem_ptr, tma_load_tile
-from ..device.mask import Mask
+from ..device.copy import gmem_ptr, smem_ptr, tensor_map, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
 from ..device.scheduler import key_tile_of
-from ..device.seqlen import SeqlenInfo
 from .main_cleaning import clean_key_tile
 from .main_epilogue import store_key_rows, store_partial_rows
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
-from .main_setup import Cta, MainConfig
+from .main_setup import Cta, MainConfig, mask_of
 from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
 
 
@@ -65,13 +63,7 @@ class MainKernel:
             head_k = head // extents.group_splits
             part = head - head_k * extents.group_splits
 
-        len_q, len_k = None, None
-        if cutlass.const_expr(config.padded):
-            len_q = gmem_ptr(lengths.seqlens_q, Int32)[batch]
-            len_k = gmem_ptr(lengths.seqlens_k, Int32)[batch]
-        seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q, len_k)
-        diagonal = seqlen.diagonal(band.bottom_right != 0)
-        mask = Mask.create(config.mask, seqlen.len_q, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
+        seqlen, mask = mask_of(config, batch, extents, band, lengths)
         begin, end = query_tiles(n_block, tile.tile_m, tile.tile_n, seqlen, mask)
 
         storage = cutlass.Array(Uint8, smem.total, space=cutlass.AddressSpace.smem, alignment=1024)
@@ -151,25 +143,13 @@ class MainKernel:
         head_group: Int32,
         stream,
     ):
-        tile, e = self.config.tile, extents
-
-        def tensor_map(t: Strided, heads, seqlen, headdim, rows: int):
-            strides = [Int64(s) // 8 for s in (t.stride_s, t.stride_h, t.stride_b)]  # elements to 16-byte units
-            return cuda.create_tensor_map_tiled(
-                t.address,
-                self.config.dtype,
-                [headdim, seqlen, heads, e.batch],
-                strides,
-                [64, rows, 1, 1],
-                swizzle=cuda.TensorMapSwizzle.s128b,
-                l2_promotion=cuda.TensorMapL2Promotion.l2_256b,
-            )
+        dtype, tile, e = self.config.dtype, self.config.tile, extents
 
         maps = [
-            tensor_map(q, e.heads_q, e.seqlen_q, e.headdim_qk, tile.tile_m),
-            tensor_map(k, e.heads_k, e.seqlen_k, e.headdim_qk, tile.tile_n),
-            tensor_map(v, e.heads_k, e.seqlen_k, e.headdim_v, tile.tile_n),
-            tensor_map(do, e.heads_q, e.seqlen_q, e.headdim_v, tile.tile_m),
+            tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), tile.tile_m),
+            tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), tile.tile_n),
+            tensor_map(dtype, v, (e.batch, e.heads_k, e.seqlen_k, e.headdim_v), tile.tile_n),
+            tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(*maps, dk, dv, scratch, extents, band, lengths, bias, scale, head_group).launch(

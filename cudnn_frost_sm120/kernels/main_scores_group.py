@@ -10,6 +10,7 @@ from ..config.roles import THREADS, NamedBarrier
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
 from ..device.pipeline import arrive, next_stage, wait
+from ..device.scores import log2_probabilities
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
 from .main_setup import Cta, MainConfig, key_fragments, next_tile
@@ -86,57 +87,18 @@ class ScoresGroup:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
         return acc_dv
 
-    @cute.jit
-    def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2):
-        """P^T as A operands of dV: [key_blocks][tile_m / 16][4] registers.
-
-        Scaled first, masked second: `-inf` never meets the scale, which may be negative or zero.
-        """
-        config, tile, lane = self.config, self.config.tile, cta.lane
-        columns = tile.tile_m // 8
-        x = cutlass.Array(Float32, tile.key_blocks * columns * 4, alignment=16)
-        lse = smem_ptr(cta.smem + config.smem.lse + q_stage * config.smem.row_bytes + 8 * (lane & 3), Float32)
-        for j in cutlass.range_constexpr(columns):
-            pair = (lse + 8 * j).load(count=2, alignment=8)
-            for block in cutlass.range_constexpr(tile.key_blocks):
-                for e in cutlass.range_constexpr(4):
-                    x[(block * columns + j) * 4 + e] = acc_s[block][j][e] * scale_log2 - pair[e & 1]
+    def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2) -> list:
+        """P^T as A operands of dV: [key_blocks][tile_m / 16][4] registers."""
+        tile, smem = self.config.tile, self.config.smem
+        lse = smem_ptr(cta.smem + smem.lse + q_stage * smem.row_bytes + 8 * (cta.lane & 3), Float32)
         query, key = m_block * tile.tile_m, cta.first_key + keys
-        if cutlass.const_expr(config.bias_dtype is not None):
-            self.add_bias(cta, x, head, query, key)
-        if cta.mask.cuts_tile(query, tile.tile_m, key, config.warp_keys):
-            for block in cutlass.range_constexpr(tile.key_blocks):
-                for half in cutlass.range_constexpr(2):
-                    own = key + 16 * block + 8 * half + (lane >> 2)
-                    first, end = cta.mask.first_query(own), cta.mask.end_query(own)
-                    for j in cutlass.range_constexpr(columns):
-                        for e in cutlass.range_constexpr(2):
-                            at = (block * columns + j) * 4 + 2 * half + e
-                            own_query = query + 8 * j + 2 * (lane & 3) + e
-                            drop = own_query < first
-                            if cutlass.const_expr(end is not None):
-                                drop = drop | (own_query >= end)
-                            x[at] = cutlass.select_(drop, Float32(float("-inf")), x[at])
-        p = [[[None] * 4 for _ in range(tile.tile_m // 16)] for _ in range(tile.key_blocks)]
-        for block in cutlass.range_constexpr(tile.key_blocks):
-            for j in cutlass.range_constexpr(columns):
-                at = (block * columns + j) * 4
+        place = (cta.batch, head, query, key, cta.lane)
+        x = log2_probabilities(acc_s, lse, cta.mask, cta.bias, *place, scale_log2, tile.key_blocks, tile.tile_m)
+        p: list = [[[None] * 4 for _ in range(tile.tile_m // 16)] for _ in range(tile.key_blocks)]
+        for block in range(tile.key_blocks):
+            for j in range(tile.tile_m // 8):
+                at = (block * (tile.tile_m // 8) + j) * 4
                 ex = [cute.math.exp2(x[at + e], fastmath=True) for e in range(4)]
-                p[block][j >> 1][(j & 1) * 2] = pack_pair(ex[0], ex[1], config.dtype)
-                p[block][j >> 1][(j & 1) * 2 + 1] = pack_pair(ex[2], ex[3], config.dtype)
+                p[block][j >> 1][(j & 1) * 2] = pack_pair(ex[0], ex[1], self.config.dtype)
+                p[block][j >> 1][(j & 1) * 2 + 1] = pack_pair(ex[2], ex[3], self.config.dtype)
         return p
-
-    @cute.jit
-    def add_bias(self, cta: Cta, x, head, query, key):
-        """x[key_blocks][tile_m / 8][4], scores in log2 units, plus the bias of the tile at (query, key)."""
-        tile, lane, bias = self.config.tile, cta.lane, cta.bias
-        columns = tile.tile_m // 8
-        own_query, own_key = query + 2 * (lane & 3), key + (lane >> 2)
-        origin = bias.tile(cta.batch, head, own_query, own_key)
-        for block in cutlass.range_constexpr(tile.key_blocks):
-            for half in cutlass.range_constexpr(2):
-                key_offset = bias.key_offset(own_key, 16 * block + 8 * half)
-                for j in cutlass.range_constexpr(columns):
-                    for e in cutlass.range_constexpr(2):
-                        at = (block * columns + j) * 4 + 2 * half + e
-                        x[at] = x[at] + bias.log2(origin + (bias.query_offset(own_query, 8 * j + e) + key_offset))

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
+from cutlass import Int32
 
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
-from ..device.copy import a_lane_offset, ldmatrix_x4
+from ..device.copy import a_lane_offset, gmem_ptr, ldmatrix_x4
 from ..device.mask import Mask, MaskKinds
+from ..device.seqlen import SeqlenInfo
+from .operands import Band, Extents, Lengths
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,17 @@ class Cta:
     @property
     def warp_in_group(self):
         return self.warp & 3
+
+
+def mask_of(config: MainConfig, batch, extents: Extents, band: Band, lengths: Lengths | None):
+    """(lengths, mask) of one batch entry."""
+    len_q, len_k = None, None
+    if config.padded:
+        len_q = gmem_ptr(lengths.seqlens_q, Int32)[batch]
+        len_k = gmem_ptr(lengths.seqlens_k, Int32)[batch]
+    seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q, len_k)
+    diagonal = seqlen.diagonal(band.bottom_right != 0)
+    return seqlen, Mask.create(config.mask, seqlen.len_q, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
 
 
 def next_tile(config: MainConfig, cta: Cta, m_block, head):

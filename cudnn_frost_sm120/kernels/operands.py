@@ -85,6 +85,7 @@ class Geometry(NamedTuple):
     strides: Any  # (batch, head, sequence) of each of TENSORS
     bias_strides: Any  # (batch, head, query, key), 0 where broadcast or absent
     dbias_strides: Any
+    dbias_extents: Any  # (batch, head): 1 where dBias is summed over that dim
     extents: Extents
     band: Band
     head_group: Any
@@ -92,13 +93,13 @@ class Geometry(NamedTuple):
     regions: Any  # byte offsets of the Scratch fields from the workspace base, 0 for absent ones
 
 
-WORDS = 3 * len(TENSORS) + 8 + len(Extents._fields) + len(Band._fields) + 2 + len(Scratch._fields)
+WORDS = 3 * len(TENSORS) + 10 + len(Extents._fields) + len(Band._fields) + 2 + len(Scratch._fields)
 
 
 def pack_geometry(g: Geometry) -> bytes:
     """The block for plain Python numbers."""
     strides = (stride for triple in g.strides for stride in triple)
-    words = [*strides, *g.bias_strides, *g.dbias_strides, *g.extents, *g.band, g.head_group]
+    words = [*strides, *g.bias_strides, *g.dbias_strides, *g.dbias_extents, *g.extents, *g.band, g.head_group]
     bits = struct.unpack("<I", struct.pack("<f", g.scale))[0]
     return struct.pack(f"<{WORDS}q", *words, bits, *g.regions)
 
@@ -117,10 +118,12 @@ def read_geometry(block) -> Geometry:
         return [(words + next(at)).load() for _ in range(count)]
 
     strides = [take(3) for _ in TENSORS]
-    bias_strides, dbias_strides = take(4), take(4)
+    bias_strides, dbias_strides, dbias_extents = take(4), take(4), take(2)
     extents = Extents(*(Int32(word) for word in take(len(Extents._fields))))
     band = Band(*(Int32(word) for word in take(len(Band._fields))))
     (head_group,) = take(1)
     scale = cutlass.Pointer(base, dtype=Float32) + 2 * next(at)
     regions = take(len(Scratch._fields))
-    return Geometry(strides, bias_strides, dbias_strides, extents, band, Int32(head_group), scale.load(), regions)
+    dbias_extents = [Int32(word) for word in dbias_extents]
+    broadcasts = (bias_strides, dbias_strides, dbias_extents)
+    return Geometry(strides, *broadcasts, extents, band, Int32(head_group), scale.load(), regions)
