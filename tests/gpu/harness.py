@@ -98,6 +98,7 @@ class Problem:
                 noise = torch.randn(tensor.shape, generator=generator, device=self.device)
                 tensor.copy_(noise + centre.get(name, 0.0))
         self._poison("q", "k", "v", "do")
+        self._poison_bias()
         o, lse = reference.sdpa_forward(*(self.tensors[n] for n in ("q", "k", "v")), **self.features)
         self.tensors["o"].copy_(o)
         self.tensors["stats"].copy_(lse)
@@ -115,6 +116,19 @@ class Problem:
             if lengths is not None:
                 row = torch.arange(self.tensors[name].shape[2], device=self.device)
                 self.tensors[name].masked_fill_(row[None, None, :, None] >= lengths, math.nan)
+
+    def _poison_bias(self) -> None:
+        """NaN in the elements of bias that no batch's lengths reach."""
+        if self.facts.bias is None or not self.facts.mask.padding:
+            return
+        row = torch.arange(self.facts.seqlen_q, device=self.device)[:, None]
+        key = torch.arange(self.facts.seqlen_k, device=self.device)
+        used = (row < self.tensors["seq_len_q"]) & (key < self.tensors["seq_len_kv"])
+        used = used.expand(-1, self.facts.heads_q, -1, -1)
+        for axis, extent in enumerate(self.facts.bias.dim):
+            if extent == 1:
+                used = used.any(axis, keepdim=True)
+        self.tensors["bias"].masked_fill_(~used, math.nan)
 
     @property
     def features(self) -> dict:

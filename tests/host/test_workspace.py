@@ -1,0 +1,82 @@
+"""The workspace table: sizes in 64 bits, aligned, linear in the sequence length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.plan import BwdPlan, make_plan
+from cudnn_frost_sm120.target import Target
+from cudnn_frost_sm120.workspace import REGION_ALIGNMENT, WORKSPACE_ALIGNMENT
+from tests.gpu.cases import Case, facts_of
+
+SM120 = Target("sm_120", "sm_120a", None, 188)
+
+
+def plans(**case) -> list[BwdPlan]:
+    facts = facts_of(Case(**case))
+    return [make_plan(facts, knobs, SM120) for knobs in ranked_knobs(facts, SM120)]
+
+
+CASES = [
+    {"headdim": 64, "seqlen_q": 1},
+    {"headdim": 64, "seqlen_q": 1000, "heads_q": 8, "heads_k": 2},
+    {"headdim": 192, "headdim_v": 128, "seqlen_q": 333, "seqlen_k": 77, "heads_q": 6, "heads_k": 2},
+    {"headdim": 256, "seqlen_q": 65, "len_q": (3, 4), "len_k": (3, 4)},
+    {"headdim": 40, "headdim_v": 72, "batch": 65_537, "seqlen_q": 3},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_regions_follow_each_other(case):
+    for plan in plans(**case):
+        end = 0
+        for region in plan.workspace.regions:
+            assert region.offset % REGION_ALIGNMENT == 0
+            assert 0 <= region.offset - end < REGION_ALIGNMENT
+            assert region.nbytes > 0
+            assert plan.workspace.offset(region.name) == region.offset
+            end = region.offset + region.nbytes
+        assert plan.workspace_bytes == end
+        assert len({region.name for region in plan.workspace.regions}) == len(plan.workspace.regions)
+    assert REGION_ALIGNMENT % WORKSPACE_ALIGNMENT == 0
+
+
+def test_accumulators_hold_every_row():
+    for plan in plans(headdim=128, batch=3, heads_q=8, heads_k=2, seqlen_q=130, seqlen_k=257):
+        nbytes = {region.name: region.nbytes for region in plan.workspace.regions}
+        rows = 3 * 8 * 192  # 130 rounded up to 64
+        assert nbytes["lse"] == nbytes["delta"] == 4 * rows
+        assert nbytes["dq_accum"] == 4 * rows * 128
+        if plan.knobs.heads_per_cta < 4:
+            parts = 3 * 8 // plan.knobs.heads_per_cta * 384  # 257 rounded up to 128
+            assert nbytes["dk_partial"] == nbytes["dv_partial"] == 4 * parts * 128
+        else:
+            assert "dk_partial" not in nbytes
+
+
+@pytest.mark.parametrize("headdim", [64, 128, 256])
+@pytest.mark.parametrize("heads_k", [8, 2])
+def test_linear_in_the_sequence_length(headdim, heads_k):
+    """Every kind of plan: one step in the length costs what the last one did, a few fp32 rows per query row."""
+    sizes = {}
+    for seqlen in (4096, 8192, 12_288, 32_768):
+        facts = facts_of(Case(headdim, batch=1, heads_q=8, heads_k=heads_k, seqlen_q=seqlen))
+        for heads in (1, facts.group):
+            knobs = replace(ranked_knobs(facts, SM120)[0], heads_per_cta=heads)
+            sizes[heads, seqlen] = make_plan(facts, knobs, SM120).workspace_bytes
+    for heads in (1, 8 // heads_k):
+        first, second, third, last = (sizes[heads, seqlen] for seqlen in (4096, 8192, 12_288, 32_768))
+        assert abs(third - 2 * second + first) < 8 * REGION_ALIGNMENT
+        assert last / (8 * 32_768) <= 4 * (3 * headdim + 2) + 1
+
+
+def test_sizes_pass_2_to_31_and_2_to_32():
+    (plan,) = plans(headdim=256, batch=64, heads_q=64, seqlen_q=32_768)
+    assert plan.workspace_bytes > 4 * 64 * 64 * 32_768 * 256
+    offsets = [region.offset for region in plan.workspace.regions]
+    assert offsets == sorted(offsets)
+    (plan,) = plans(headdim=8, batch=2**20, heads_q=2**10, seqlen_q=2**12)
+    assert plan.workspace_bytes > 2**47
