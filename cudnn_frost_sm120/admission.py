@@ -13,7 +13,17 @@ from .config.arch import TMA_MAX_STRIDE
 from .config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, configs_for
 from .facts import ITEMSIZE, MISSING, BwdFacts, TensorFacts
 from .knobs import BwdKnobs
-from .support import DTYPES, FEATURES, LENGTH_DTYPE, STATS_DTYPE, STRIDE_MULTIPLE, TARGETS, Feature
+from .support import (
+    DTYPES,
+    FEATURES,
+    LENGTH_DTYPE,
+    MAX_BIAS_ROW_STRIDE,
+    SINK_DTYPE,
+    STATS_DTYPE,
+    STRIDE_MULTIPLE,
+    TARGETS,
+    Feature,
+)
 from .target import Target
 
 FP32_MAX = float.fromhex("0x1.fffffep+127")
@@ -150,6 +160,42 @@ def _bad_lengths(facts: BwdFacts) -> str:
     return ""
 
 
+def _bad_bias(facts: BwdFacts) -> str:
+    if facts.dbias is not None and facts.bias is None:
+        return "dBias needs a bias"
+    scores = (facts.batch, facts.heads_q, facts.seqlen_q, facts.seqlen_k)
+    for tensor in (facts.bias, facts.dbias):
+        if tensor is None:
+            continue
+        if len(tensor.dim) != 4 or any(have not in (1, full) for have, full in zip(tensor.dim, scores, strict=True)):
+            return f"{tensor.name} has dims {tensor.dim}, and each must be 1 or that of the scores, {scores}"
+        if tensor.dtype not in ("fp32", facts.dtype):
+            return f"{tensor.name} is {tensor.dtype}, and must be fp32 or {facts.dtype}"
+        if tensor.by_value:
+            return f"{tensor.name} lies in host memory, and must be on the device"
+        if min(stride for stride, _, _ in [*_steps(tensor), (0, 0, "")]) < 0:
+            return f"{tensor.name} has a negative stride"
+        if tensor.dim[2] > 1 and tensor.stride[2] > MAX_BIAS_ROW_STRIDE:
+            return f"the sequence stride of {tensor.name} is {tensor.stride[2]}, above {MAX_BIAS_ROW_STRIDE}"
+    if facts.dbias is not None and facts.bias is not None and facts.dbias.dim != facts.bias.dim:
+        return f"dBias has dims {facts.dbias.dim}, and must have those of the bias, {facts.bias.dim}"
+    return ""
+
+
+def _bad_sink(facts: BwdFacts) -> str:
+    if facts.dsink is not None and facts.sink is None:
+        return "dSink_token needs a sink_token"
+    wanted = (1, facts.heads_q, 1, 1)
+    for tensor in (facts.sink, facts.dsink):
+        if tensor is None:
+            continue
+        if tensor.dim != wanted or (facts.heads_q > 1 and tensor.stride[1] != 1):
+            return f"{tensor.name} has dims {tensor.dim} and strides {tensor.stride}, and must be a contiguous {wanted}"
+        if tensor.dtype != SINK_DTYPE or tensor.by_value:
+            return f"{tensor.name} must be {SINK_DTYPE} on the device"
+    return ""
+
+
 def _odd_headdim(facts: BwdFacts) -> bool:
     return bool(facts.headdim_qk % HEADDIM_MULTIPLE or facts.headdim_v % HEADDIM_MULTIPLE)
 
@@ -261,6 +307,8 @@ RULES: tuple[Rule, ...] = (
     Rule("overlap", lambda f, t: bool(_overlapping(f)), lambda f, t: _overlapping(f)),
     Rule("mask_bounds", lambda f, t: bool(_bad_bound(f)), lambda f, t: _bad_bound(f)),
     Rule("lengths", lambda f, t: bool(_bad_lengths(f)), lambda f, t: _bad_lengths(f)),
+    Rule("bias_shape", lambda f, t: bool(_bad_bias(f)), lambda f, t: _bad_bias(f)),
+    Rule("sink_shape", lambda f, t: bool(_bad_sink(f)), lambda f, t: _bad_sink(f)),
     Rule(
         "scale",
         lambda f, t: f.scale is not None and not abs(f.scale) <= FP32_MAX,

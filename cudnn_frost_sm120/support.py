@@ -19,6 +19,9 @@ TARGETS = ("sm_120", "sm_121", "sm_90")
 DTYPES = ("fp16", "bf16")
 STATS_DTYPE = "fp32"
 LENGTH_DTYPE = "int32"
+SINK_DTYPE = "fp32"
+MAX_BIAS_ROW_STRIDE = 2**24
+"""Elements between two query rows of a bias: offsets within a tile are 32-bit."""
 STRIDE_MULTIPLE = TMA_ALIGNMENT // ITEMSIZE["bf16"]
 """Elements: every stride of an io tensor but the head dim's is a multiple of this."""
 
@@ -75,11 +78,11 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature("wide_v", "d_v > d_qk", lambda f: f.headdim_v > f.headdim_qk, True, NO, "up to 128"),
     Feature("zero_scale", "attn_scale = 0", lambda f: f.scale == 0, True, NO, YES),
-    Feature("padding", "padding mask", lambda f: f.mask.padding, False, YES, YES),
-    Feature("bias", "additive bias", lambda f: f.bias is not None, False, "(1 or B, H_q, S_q, S_k), contiguous", YES),
-    Feature("dbias", "dBias", lambda f: f.dbias is not None, False, "of the bias's dims", YES),
-    Feature("sink", "attention sink", lambda f: f.sink is not None, False, YES, YES),
-    Feature("dsink", "dSink", lambda f: f.dsink is not None, False, YES, YES),
+    Feature("padding", "padding mask", lambda f: f.mask.padding, True, YES, YES),
+    Feature("bias", "additive bias", lambda f: f.bias is not None, True, "(1 or B, H_q, S_q, S_k), contiguous", YES),
+    Feature("dbias", "dBias", lambda f: f.dbias is not None, True, "of the bias's dims", YES),
+    Feature("sink", "attention sink", lambda f: f.sink is not None, True, YES, YES),
+    Feature("dsink", "dSink", lambda f: f.dsink is not None, True, YES, YES),
     Feature("deterministic", "use_deterministic_algorithm", lambda f: f.deterministic, False, YES, YES),
     Feature("scale_tensor", "attn_scale as a tensor", lambda f: f.scale_tensor is not None, False, NO, YES),
     Feature(

@@ -40,7 +40,7 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int) -> WorkspaceTa
     """Regions of the atomic route, linear in S.
 
     Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ. Where the query
-    heads of a group are split over CTAs, per padded key row of a key head and part: 4 * (native head dims) of dK and dV.
+    heads of a group are split over CTAs, per padded key row of a key head and part: 4 * (native head dims) of dK, dV.
     """
     rows = facts.batch * facts.heads_q * padded_queries(facts.seqlen_q)
     sizes = {"lse": 4 * rows, "delta": 4 * rows, "dq_accum": 4 * rows * tile.headdim_qk}

@@ -1,8 +1,8 @@
-"""fp32 accumulators in global memory: one layout for main, which adds, preprocess, which zeroes, and convert.
+"""fp32 accumulators in global memory: one layout for who adds to them, zeroes them and reads them back.
 
-[slot][rows rounded up / 16][headdim / 8][32 lanes][4]: the C fragments of m16n8k16, so that a lane's four values are 16
-consecutive bytes. Lane `4 r + c` holds columns 2c, 2c+1 of row r, then the same of row r + 8. A slot is a (batch, head),
-or one of the parts that are summed into it.
+[slot][rows rounded up / 16][headdim / 8][32 lanes][4]: the C fragments of m16n8k16, so that a lane's four values are
+16 consecutive bytes. Lane `4 r + c` holds columns 2c, 2c+1 of row r, then the same of row r + 8. A slot is a (batch,
+head), or one of the parts that are summed into it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from .select import minimum
 
 LOG2_E = 1.4426950408889634
 LOWEST = -3.0e38
-MAX_STRIDE_Q = 2**24
-"""Elements: a tile's offsets stay within 32 bits below this."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,10 @@ class Bias:
         return gmem_ptr(self.address, self.dtype) + (offset + Int64(query) * self.stride_q + Int64(key) * self.stride_k)
 
     def query_offset(self, query, row: int):
-        """Offset of row `row` of a tile at `query`, in 32 bits (MAX_STRIDE_Q). A row outside the tensor reads its last
-        one: the mask drops those scores."""
+        """Offset of row `row` of a tile at `query`, in 32 bits (admission bounds the stride).
+
+        A row outside the tensor reads its last one: the mask drops those scores.
+        """
         return (minimum(query + row, self.seqlen_q - 1) - query) * Int32(self.stride_q)
 
     def key_offset(self, key, column):

@@ -30,7 +30,7 @@ def log2_probabilities(
 ):
     """x[key_blocks][tile_m / 8][4] for the transposed scores `acc_s` of a warp's tile at (query, key).
 
-    `lse`: shared pointer to the tile's LSE rows in log2 units, at this lane's column pair. `scale_log2`: scale * log2 e.
+    `lse`: shared pointer to the tile's LSE rows in log2 units, at this lane's column pair; `scale_log2`: scale log2 e.
     """
     columns = tile_m // 8
     x = cutlass.Array(Float32, key_blocks * columns * 4, alignment=16)

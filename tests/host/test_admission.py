@@ -83,11 +83,6 @@ CASES: dict[str, Case] = {
     "shapes": Case(
         lambda: make_graph_with("o", [2, 4, 128, 32]), "o has dims (2, 4, 128, 32)", attributed(dv=32, sk=77)
     ),
-    "padding": Case(attributed(use_padding_mask=True, extra=lengths()), "padding mask"),
-    "bias": Case(with_tensor("bias", [1, 4, 128, 128]), "additive bias"),
-    "dbias": Case(with_tensor("dBias", [1, 4, 128, 128]), "dBias"),
-    "sink": Case(with_tensor("sink_token", [1, 4, 1, 1]), "sink"),
-    "dsink": Case(with_tensor("dSink_token", [1, 4, 1, 1]), "dSink"),
     "deterministic": Case(
         attributed(use_deterministic_algorithm=True),
         "use_deterministic_algorithm",
@@ -139,6 +134,12 @@ CASES: dict[str, Case] = {
     ),
     "mask_bounds": Case(attributed(sliding_window_length=0), "left bound is 0", attributed(sliding_window_length=1)),
     "lengths": Case(attributed(extra=lengths()), "without use_padding_mask"),
+    "bias_shape": Case(
+        with_tensor("bias", [3, 4, 128, 128]), "bias has dims (3, 4, 128, 128)", with_tensor("bias", [1, 4, 1, 128])
+    ),
+    "sink_shape": Case(
+        with_tensor("sink_token", [1, 3, 1, 1]), "sink has dims", with_tensor("sink_token", [1, 4, 1, 1])
+    ),
     "scale": Case(attributed(attn_scale=math.inf), "attn_scale is inf", attributed(attn_scale=-3e38)),
 }
 
