@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .config.arch import FORBIDDEN_SASS
+from .config.arch import FORBIDDEN_SASS, SPILL_SASS
 from .config.smem import SmemLayout
 from .plan import ChainKey
 from .target import Target
@@ -56,9 +56,15 @@ class Cubin:
 
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""
-        bad = (*FORBIDDEN_SASS, "LDL", "STL", "CALL")
-        pattern = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?(" + "|".join(map(re.escape, bad)) + r")\b")
-        return [line.strip() for line in self.sass().splitlines() if pattern.match(line)]
+        return [line.strip() for line in self.sass().splitlines() if is_forbidden(line)]
+
+
+_FORBIDDEN = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(?:" + "|".join((*FORBIDDEN_SASS, *SPILL_SASS)) + ")")
+
+
+def is_forbidden(line: str) -> bool:
+    """Whether a line of a disassembly is an instruction that no kernel of ours may have."""
+    return _FORBIDDEN.match(line) is not None
 
 
 def compile_cubin(key: ChainKey, target: Target) -> Cubin:

@@ -11,5 +11,7 @@ TMA_ALIGNMENT = 16
 TMA_MAX_STRIDE = 2**40
 """Bytes: strides of a tensor map are below this."""
 
-FORBIDDEN_SASS = ("WGMMA", "HGMMA", "UTCMMA", "UTCHMMA", "UTMALDG.MULTICAST", "UCGABAR", "TCGEN05", "LDTM", "STTM")
-"""Instruction prefixes that SM120 lacks (warpgroup MMA, clusters, multicast, tensor memory)."""
+FORBIDDEN_SASS = (r"[A-Z]GMMA", "WARPGROUP", "UTC", "LDTM", "STTM", "LDT", "STT", "UCGABAR", "MAPA", r"\S*\.MULTICAST")
+"""Patterns of opcodes that SM120 lacks: warpgroup MMA, tcgen05 and tensor memory, clusters, multicast."""
+SPILL_SASS = ("LDL", "STL", "CALL")
+"""Local memory, and calls, which need it."""

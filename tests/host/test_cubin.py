@@ -1,0 +1,132 @@
+"""Every native configuration compiled for sm_120a and read back: no spill, within the budget, nothing SM120 lacks.
+
+No GPU is needed; a compile takes one to three seconds.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cudnn_frost_sm120 import cubin
+from cudnn_frost_sm120.config.arch import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, SMEM_CAPACITY
+from cudnn_frost_sm120.config.roles import THREADS
+from cudnn_frost_sm120.facts import MaskFacts
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.plan import ChainKey, make_plan
+from cudnn_frost_sm120.target import Target
+from tests.gpu.cases import CAUSAL, FULL, Case, facts_of, unserved
+
+pytestmark = [pytest.mark.compile, pytest.mark.filterwarnings("ignore:This static loop")]
+
+TARGETS = {
+    name: Target(name, f"{name}a", None, count) for name, count in (("sm_120", 188), ("sm_121", 48), ("sm_90", 132))
+}
+NATIVE = [(32, 32), (64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
+GROUPED = {"heads_q": 8, "heads_k": 2}
+WINDOW = MaskFacts(left_bound=100, right_bound=3, bottom_right=True)
+LENGTHS = {"len_q": (3, 4), "len_k": (5, 6)}
+FEATURES = {
+    "full": {"mask": FULL},
+    "causal": {"mask": CAUSAL},
+    "window, groups": {"mask": WINDOW, **GROUPED},
+    "causal, groups, lengths": {"mask": CAUSAL, **GROUPED, **LENGTHS},
+    "sinks": {"mask": CAUSAL, "sink": True},
+    "bias and dbias": {"mask": WINDOW, "bias": (0, 1, 1, 1), "dbias": True, **GROUPED, **LENGTHS},
+    "deterministic": {"mask": CAUSAL, "deterministic": True},
+}
+IN_FP16 = ("full", "causal, groups, lengths")
+
+
+def chains(case: Case, target: Target = TARGETS["sm_120"]) -> list[ChainKey]:
+    """The chain of every plan that is offered for a case."""
+    facts = facts_of(case)
+    return list(dict.fromkeys(make_plan(facts, knobs, target).key for knobs in ranked_knobs(facts, target)))
+
+
+def assert_within_budget(built: cubin.Cubin) -> None:
+    for row in built.report():
+        assert row.stack_bytes == 0, f"{row.kernel} of {built.key.name} has a stack of {row.stack_bytes} bytes"
+        assert row.registers <= MAX_REGISTERS_PER_THREAD
+        assert row.shared_bytes <= SMEM_CAPACITY
+        if row.kernel == "main":
+            assert row.registers * THREADS <= REGISTERS_PER_SM
+    assert built.forbidden_instructions() == []
+    main = [text for name, text in functions(built.sass()) if "MainKernel" in name]
+    assert len(main) == 1
+    assert main[0].count("HMMA.16816.F32") > 0
+    assert "UTMALDG" in main[0]
+    assert cubin.KERNELS[0] in {row.kernel for row in built.report()}
+
+
+def functions(sass: str) -> list[tuple[str, str]]:
+    """(symbol, disassembly) of every kernel."""
+    parts = re.split(r"^\.text\.(\S+):", sass, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("headdims", NATIVE, ids=str)
+@pytest.mark.parametrize("features", FEATURES)
+def test_bf16_on_sm_120(headdims, features):
+    case = Case(*headdims, "bf16", **FEATURES[features])
+    if unserved(case):
+        pytest.skip(f"not served yet: {', '.join(unserved(case))}")
+    for key in chains(case):
+        assert_within_budget(cubin.compile_cubin(key, TARGETS["sm_120"]))
+
+
+@pytest.mark.parametrize("headdims", NATIVE, ids=str)
+@pytest.mark.parametrize("features", IN_FP16)
+def test_fp16_on_sm_120(headdims, features):
+    for key in chains(Case(*headdims, "fp16", **FEATURES[features]))[:1]:
+        assert_within_budget(cubin.compile_cubin(key, TARGETS["sm_120"]))
+
+
+@pytest.mark.parametrize("name", ["sm_121", "sm_90"])
+def test_other_targets(name):
+    target = TARGETS[name]
+    (key,) = chains(Case(64, mask=CAUSAL), target)
+    built = cubin.compile_cubin(key, target)
+    assert_within_budget(built)
+    assert re.search(rf"\.target\s+{name}a\b", built.sass())
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24",
+        "WARPGROUP.ARRIVE",
+        "UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], UPT",
+        "UTCBAR [UR4], URZ",
+        "LDTM.x32 R4, tmem[UR4]",
+        "UTMALDG.4D.MULTICAST [UR8], [UR4], UR10",
+        "UCGABAR_ARV",
+        "@!UP0 UCGABAR_WAIT",
+        "LDL.64 R2, [R1+0x8]",
+        "@P3 STL [R1], R3",
+        "CALL.REL.NOINC `(.L_x_1)",
+    ],
+)
+def test_what_is_forbidden(instruction):
+    assert cubin.is_forbidden(f"        /*2450*/                   {instruction} ;")
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "HMMA.16816.F32.BF16 R24, R4, R8, R24",
+        "UTMALDG.4D [UR56], [UR4]",
+        "UBLKCP.S.G [UR8], [UR4], UR10",
+        "LDSM.16.MT88.4 R4, [R2]",
+        "LDG.E.128 R4, desc[UR4][R2.64]",
+        "STG.E desc[UR4][R2.64], R4",
+        "REDG.E.ADD.F32.FTZ.RN.STRONG.GPU desc[UR4][R2.64], R4",
+        "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R2",
+        "LDS.128 R4, [R2]",
+        "STS.128 [R2], R4",
+        "USTL_OF_NO_MEANING",
+    ],
+)
+def test_what_is_not_forbidden(instruction):
+    assert not cubin.is_forbidden(f"        /*2450*/              @P0 {instruction} ;")
