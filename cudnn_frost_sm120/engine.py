@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .launch import Launcher
     from .plan import BwdPlan
 
+_COMPILER_PACKAGES = ("cutlass", "tvm_ffi")
 _CUDA = 2  # DLPack's device type
 _UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
 _DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
@@ -55,7 +57,13 @@ def analyze(graph: Any) -> Request:
         target = targets.resolve(graph)
     except NotImplementedError as error:
         return Request(facts, None, str(error))
-    return Request(facts, target, decline_reason(facts, target))
+    return Request(facts, target, _missing_package() or decline_reason(facts, target))
+
+
+def _missing_package() -> str | None:
+    """Why no kernel can be compiled here, said before a plan is listed rather than when it is built."""
+    missing = [name for name in _COMPILER_PACKAGES if importlib.util.find_spec(name) is None]
+    return f"the Python packages {' and '.join(missing)} are not installed, and kernels need them" if missing else None
 
 
 class Sm120BwdEngine(BaseEngine):

@@ -29,6 +29,7 @@ YES, NO = "yes", "no"
 BASELINE = "sdpa_bwd_sm120"
 NATIVE = "native cuDNN"
 COMPARED_WITH = "cudnn-frontend 1.32.0"
+_LET_THROUGH = "refused by validation unless our engine admits the graph"  # validator.py
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ FEATURES: tuple[Feature, ...] = (
         True,
         NO,
         NO,
-        "refused by validation unless our engine admits the graph",
+        _LET_THROUGH,
     ),
     Feature(
         "single_position",
@@ -74,12 +75,21 @@ FEATURES: tuple[Feature, ...] = (
         True,
         NO,
         NO,
-        "refused by validation unless our engine admits the graph",
+        _LET_THROUGH,
     ),
     Feature("wide_v", "d_v > d_qk", lambda f: f.headdim_v > f.headdim_qk, True, NO, "up to 128"),
     Feature("zero_scale", "attn_scale = 0", lambda f: f.scale == 0, True, NO, YES),
     Feature("padding", "padding mask", lambda f: f.mask.padding, True, YES, YES),
     Feature("bias", "additive bias", lambda f: f.bias is not None, True, "(1 or B, H_q, S_q, S_k), contiguous", YES),
+    Feature(
+        "bottom_right_bias",
+        "bias with a bottom-right diagonal",
+        lambda f: f.bias is not None and f.mask.bottom_right,
+        True,
+        NO,
+        NO,
+        _LET_THROUGH,
+    ),
     Feature("dbias", "dBias", lambda f: f.dbias is not None, True, "of the bias's dims", YES),
     Feature("sink", "attention sink", lambda f: f.sink is not None, True, YES, YES),
     Feature("dsink", "dSink", lambda f: f.dsink is not None, True, YES, YES),

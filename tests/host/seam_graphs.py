@@ -67,6 +67,21 @@ def lengths(b: int = 2, dtype: Any = INT32) -> Any:
     }
 
 
+def dropout(*entries: Any) -> Any:
+    """``extra`` that adds dropout; a string is the name of a one-element tensor."""
+
+    def extra(graph: Any) -> dict[str, Any]:
+        tensors = scalars(graph, *[entry for entry in entries if isinstance(entry, str)])
+        return {"dropout": tuple(tensors.get(entry, entry) for entry in entries)}
+
+    return extra
+
+
+def declined_graph(**attributes: Any) -> Any:
+    """A well-formed graph that our engine does not serve and is not going to: it has dropout."""
+    return make_graph(extra=dropout(0.1, "seed", "offset"), **attributes)
+
+
 def plan(graph: Any) -> Any:
     """Validate and plan ``graph``."""
     graph.validate()

@@ -9,7 +9,7 @@ from typing import Any
 
 import cudnn
 import pytest
-from seam_graphs import FP32, fp8_graph, lengths, make_graph, mxfp8_graph, plan, scalars
+from seam_graphs import FP32, declined_graph, dropout, fp8_graph, lengths, make_graph, mxfp8_graph, plan, scalars
 
 import cudnn_frost_sm120
 from cudnn_frost_sm120 import explain, graph_json
@@ -27,14 +27,6 @@ def ragged() -> Any:
     for name in ("q", "o"):
         graph.find_tensor(name).set_ragged_offset(offsets).set_ragged_offset_multiplier(64)
     return graph
-
-
-def with_dropout(*entries: Any) -> Any:
-    def extra(graph: Any) -> dict[str, Any]:
-        tensors = scalars(graph, *[entry for entry in entries if isinstance(entry, str)])
-        return {"dropout": tuple(tensors.get(entry, entry) for entry in entries)}
-
-    return make_graph(extra=extra)
 
 
 def side(graph: Any) -> dict[str, Any]:
@@ -61,8 +53,8 @@ GRAPHS: dict[str, Any] = {
     "precision": lambda: make_graph(softmax_precision=cudnn.data_type.HALF),
     "virtual": lambda: make_graph(outputs=("dQ",)),
     "ragged": ragged,
-    "philox": lambda: with_dropout(0.1, "seed", "offset"),
-    "dropout mask": lambda: with_dropout("mask", "scale", "scale_inv"),
+    "philox": declined_graph,
+    "dropout mask": lambda: make_graph(extra=dropout("mask", "scale", "scale_inv")),
     "fp8": fp8_graph,
     "mxfp8": mxfp8_graph,
 }
@@ -169,16 +161,16 @@ def test_report_on_a_served_graph() -> None:
 
 
 def test_report_on_a_declined_graph() -> None:
-    report = explain.explain(make_graph(use_deterministic_algorithm=True, d=300))
+    report = explain.explain(declined_graph(d=300))
     assert not report.served
-    assert "use_deterministic_algorithm" in report.reason
+    assert "dropout" in report.reason
     assert report.plans == ()
     verdicts = [rule.verdict for rule in report.rules]
     assert verdicts.count("declines") == 1
     assert verdicts[verdicts.index("declines") + 1 :] == ["not reached"] * (
         len(verdicts) - verdicts.index("declines") - 1
     )
-    assert "declines: the graph asks for use_deterministic_algorithm" in str(report)
+    assert "declines: the graph asks for dropout" in str(report)
 
 
 def test_report_without_a_target_or_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +201,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "sm_121a" in out
     assert f"[0] {ENGINE_NAME}[" in out
 
-    explain.save(make_graph(use_deterministic_algorithm=True), path)
+    explain.save(declined_graph(), path)
     assert main(["explain", str(path), "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["served"] is False

@@ -6,7 +6,7 @@ from typing import Any
 
 import cudnn
 import pytest
-from seam_graphs import BF16, FP16, FP32, fp8_graph, lengths, make_graph, mxfp8_graph, scalars
+from seam_graphs import BF16, FP16, FP32, dropout, fp8_graph, lengths, make_graph, mxfp8_graph, scalars
 
 from cudnn_frost_sm120.facts import MISSING, MaskFacts, TensorFacts, facts_from_graph
 
@@ -139,14 +139,6 @@ def test_further_tensors(field: str, name: str, dim: list[int]) -> None:
     assert tensor.dim == tuple(dim)
     assert tensor.name == field
     assert tensor in [*facts.inputs(), *facts.outputs()]
-
-
-def dropout(*entries: Any) -> Any:
-    def extra(graph: Any) -> dict[str, Any]:
-        tensors = scalars(graph, *[entry for entry in entries if isinstance(entry, str)])
-        return {"dropout": tuple(tensors.get(entry, entry) for entry in entries)}
-
-    return extra
 
 
 def test_dropout_forms() -> None:

@@ -11,7 +11,7 @@ import cudnn
 import pytest
 from cudnn.engines import PlanConfig, manifest
 from cudnn.engines.heuristics import BACKEND
-from seam_graphs import fp8_graph, lengths, make_graph, mxfp8_graph, plan
+from seam_graphs import FP32, declined_graph, fp8_graph, make_graph, mxfp8_graph, plan
 
 from cudnn_frost_sm120 import family
 from cudnn_frost_sm120.engine import Sm120BwdEngine, analyze
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.planning, pytest.mark.usefixtures("opted_in")]
 
 FLAG, TARGET = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES", "CUDNN_FROST_SM120_TARGET"
 NOT_SUPPORTED = cudnn.cudnnGraphNotSupportedError
-BOTTOM_RIGHT = cudnn.diagonal_alignment.BOTTOM_RIGHT
 
 
 def ours(graph: Any) -> list[int]:
@@ -88,8 +87,8 @@ def test_without_the_flag_nothing_of_ours_is_planned(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("graph", "says"),
     [
-        (lambda: make_graph(use_deterministic_algorithm=True), "use_deterministic_algorithm"),
-        (lambda: make_graph(use_padding_mask=True, extra=lengths()), "padding mask"),
+        (declined_graph, "dropout"),
+        (lambda: make_graph(use_alibi_mask=True, use_causal_mask=True), "ALiBi"),
         (lambda: make_graph(d=512), "head dims up to 256"),
         (lambda: make_graph(softmax_precision=cudnn.data_type.HALF), "softmax_precision"),
         (mxfp8_graph, "sdpa_mxfp8_backward"),
@@ -137,6 +136,14 @@ def test_no_device_is_a_typed_decline(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is a device")
 
 
+def test_a_missing_compiler_is_a_typed_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn_frost_sm120.engine._COMPILER_PACKAGES", ("cudnn", "no_such_package"))
+    with pytest.raises(NotImplementedError, match="packages no_such_package are not installed"):
+        Sm120BwdEngine(ENGINE_ID).check_support(make_graph())
+    with pytest.raises(NOT_SUPPORTED, match="proposed a plan"):
+        plan(make_graph())
+
+
 def test_the_target_is_fixed_at_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = plan(make_graph())
     monkeypatch.setenv(TARGET, "sm_121")
@@ -150,17 +157,21 @@ REFUSED_UPSTREAM: list[dict[str, Any]] = [
     {"sq": 1, "sk": 1},
     {"sliding_window_length": 7, "sq": 130, "sk": 64},
     {"use_causal_mask_bottom_right": True, "sq": 130, "sk": 64},
+    {
+        "use_causal_mask_bottom_right": True,
+        "extra": lambda graph: {"bias": graph.tensor(name="bias", dim=[1, 4, 128, 128], data_type=FP32)},
+    },
 ]
 
 
-@pytest.mark.parametrize("attributes", REFUSED_UPSTREAM, ids=str)
+@pytest.mark.parametrize("attributes", REFUSED_UPSTREAM, ids=["one", "window", "bottom right", "bias"])
 def test_validation_lets_through_what_we_serve(monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any]) -> None:
     with pytest.raises(NOT_SUPPORTED):
         original_hook("validator")(make_graph(**attributes))
     assert ours(plan(make_graph(**attributes)))[0] == 0
 
     with pytest.raises(NOT_SUPPORTED):  # declined by us, so upstream's refusal stands
-        make_graph(**attributes, use_deterministic_algorithm=True).validate()
+        make_graph(**attributes, unfuse_fma=True).validate()
     monkeypatch.setenv(FLAG, "0")
     assert family.validator is not None
     with pytest.raises(NOT_SUPPORTED):
@@ -191,7 +202,7 @@ def test_original_proposals_keep_their_order(monkeypatch: pytest.MonkeyPatch) ->
     assert listed[-3:] == theirs
     assert {config.engine_id for config in listed[:-3]} == {ENGINE_ID}
     assert family.heuristics("A", record, {"x": 20_601}) == theirs  # we declined
-    declined = FamilyFacts("their facts", analyze(make_graph(use_deterministic_algorithm=True)))
+    declined = FamilyFacts("their facts", analyze(declined_graph()))
     assert family.heuristics("A", declined, {ENGINE_NAME: ENGINE_ID}) == theirs
     no_facts = FamilyFacts(None, analyze(make_graph()))
     assert {config.engine_id for config in family.heuristics("A", no_facts, {ENGINE_NAME: ENGINE_ID})} == {ENGINE_ID}
@@ -250,10 +261,10 @@ def test_deselect_engines_takes_ours_by_name() -> None:
 
 def test_a_recorded_plan_of_a_declined_graph_never_runs() -> None:
     _, recorded = plan(make_graph()).get_engine_and_knobs_at_index(0)
-    graph = make_graph(use_deterministic_algorithm=True)
+    graph = declined_graph()
     graph.create_execution_plan(ENGINE_ID, recorded)
     graph.select_plan(0)
-    with pytest.raises(NotImplementedError, match="use_deterministic_algorithm"):
+    with pytest.raises(NotImplementedError, match="dropout"):
         graph.build_plans()
 
 
