@@ -63,7 +63,7 @@ def analyze(graph: Any) -> Request:
 def _missing_package() -> str | None:
     """Why no kernel can be compiled here, said before a plan is listed rather than when it is built."""
     missing = [name for name in _COMPILER_PACKAGES if importlib.util.find_spec(name) is None]
-    return f"the Python packages {' and '.join(missing)} are not installed, and kernels need them" if missing else None
+    return f"{', '.join(missing)} cannot be imported here, and compiling kernels needs it" if missing else None
 
 
 class Sm120BwdEngine(BaseEngine):
