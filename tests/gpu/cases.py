@@ -130,15 +130,10 @@ def facts_of(case: Case) -> BwdFacts:
     )
 
 
-KERNELS_AHEAD = frozenset({"padding"})
-"""Features that the kernels serve whatever admission says; the launcher path tests them all the same."""
-
-
-def unserved(case: Case, via: str = "launcher") -> list[str]:
-    """Features of the case that support.py says admission declines, and that `via` therefore cannot run."""
+def unserved(case: Case) -> list[str]:
+    """Features of the case that support.py says admission declines."""
     facts = facts_of(case)
-    names = [feature.name for feature in FEATURES if not feature.served and feature.asked(facts)]
-    return [name for name in names if via != "launcher" or name not in KERNELS_AHEAD]
+    return [feature.name for feature in FEATURES if not feature.served and feature.asked(facts)]
 
 
 def each(cases):

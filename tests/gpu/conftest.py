@@ -64,7 +64,7 @@ def check(request):
     from . import harness
 
     def run(case: Case, via: str = "launcher"):
-        missing = unserved(case, via)
+        missing = unserved(case)
         if missing:
             pytest.skip(f"not served yet: {', '.join(missing)}")
         for outcome in harness.check(case, via):

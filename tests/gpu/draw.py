@@ -76,7 +76,7 @@ def random_case(rng: random.Random, seed: int) -> Case:
     if rng.random() < 0.1:
         case = replace(case, deterministic=True)
     # Features to come are drawn now and then, so that their decline is tested too.
-    if unserved(case, "graph") and rng.random() < 0.8:
+    if unserved(case) and rng.random() < 0.8:
         case = replace(case, sink=False, bias=None, dbias=False, deterministic=False)
     return case
 

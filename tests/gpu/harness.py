@@ -91,7 +91,9 @@ class Problem:
         """New contents, in place: inputs from the seed, o and stats by the oracle, outputs NaN."""
         generator = torch.Generator(self.device).manual_seed(seed)
         self.__dict__.pop("expected", None)
-        centre = {"q": 8.0, "k": -8.0} if self.case.values == "very_negative_lse" else {}
+        centre = {}
+        if self.case.values == "very_negative_lse":
+            centre = {"q": 8.0, "k": -8.0, "sink": -64.0 * self.facts.headdim_qk * self.facts.scale}
         for name in ("q", "k", "v", "do", "bias", "sink"):
             if name in self.tensors:
                 tensor = self.tensors[name]
@@ -157,7 +159,7 @@ class Problem:
         return self.expected.errors({name: got[name] for name in self.outputs})
 
     def dead(self) -> dict[str, torch.Tensor]:
-        """Per gradient, (B, H, S) bool: rows that get no contribution at all, and so must be exact zeros."""
+        """Per gradient, what gets no contribution at all, and so must be exact zero: a bool tensor of its shape."""
         facts = self.facts
         lengths = []
         for name, full in (("seq_len_q", facts.seqlen_q), ("seq_len_kv", facts.seqlen_k)):
@@ -165,11 +167,15 @@ class Problem:
             lengths.append(given.reshape(-1, 1, 1).clamp(0, full))
         row = torch.arange(facts.seqlen_q, device=self.device)[None, :, None]
         key = torch.arange(facts.seqlen_k, device=self.device)[None, None, :]
-        keep = reference.keep_mask(facts.mask, row, key, *lengths)
-        rows, keys = ~keep.any(2)[:, None], ~keep.any(1)[:, None]
+        keep = reference.keep_mask(facts.mask, row, key, *lengths)[:, None]
+        rows, keys = ~keep.any(3)[..., None], ~keep.any(2)[..., None]
         unscaled = facts.scale == 0
-        wanted = {"dq": rows | unscaled, "dk": keys | unscaled, "dv": keys}
-        return {name: dead.expand(self.tensors[name].shape[:3]) for name, dead in wanted.items()}
+        dead = {"dq": rows | unscaled, "dk": keys | unscaled, "dv": keys}
+        if facts.dbias is not None:
+            for axis, extent in enumerate(facts.dbias.dim):
+                keep = keep.any(axis, keepdim=True) if extent == 1 else keep
+            dead["dbias"] = ~keep
+        return {name: flags.expand(self.tensors[name].shape) for name, flags in dead.items()}
 
     def yardstick(self) -> dict[str, float] | None:
         """Errors of plain torch in the same dtype, where that is cheap and every input is finite."""
