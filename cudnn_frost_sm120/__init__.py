@@ -7,15 +7,16 @@ cudnn-frontend reads for every opt-in engine. The import itself loads neither cu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-__version__ = "0.1.0"
-
 # Bound here, and not on first use, because the submodule `register` would otherwise take the function's name.
 from . import _autoload
 from .register import is_registered, register, unregister
 
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # type checkers take it for True; `import typing` would be most of what this import costs
 if TYPE_CHECKING:
+    from typing import Any
+
     import cudnn_frost_sm120.explain as explain
 
     from .wrapper import sdpa_bwd_wrapper_dsl_sm120

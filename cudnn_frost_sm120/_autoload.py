@@ -1,14 +1,17 @@
 """Registers the engine right after the first import of ``cudnn``, whoever imports it.
 
 ``arm`` runs when this package is imported: by hand, or from ``cudnn_frost_sm120.pth`` in site-packages, which does so
-at interpreter start if ``CUDNN_FRONTEND_ENABLE_FROST_ENGINES`` is set. It must never break or slow a process, so this
-file uses the standard library's already loaded modules only, and every failure ends in one logged warning.
+at interpreter start if ``CUDNN_FRONTEND_ENABLE_FROST_ENGINES`` is set. It must never break or slow a process, so next
+to nothing is imported here, and every failure ends in one logged warning.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # as in __init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 _HOST = "cudnn"
 

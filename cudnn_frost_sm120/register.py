@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+
+TYPE_CHECKING = False  # as in __init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 ENGINE_NAME = "frost_sm120_sdpa_bwd"
 ENGINE_SLOT = 90  # of the family's block of ids; with ENGINE_ID fixed for ever, since autotuners record it

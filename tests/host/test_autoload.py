@@ -130,6 +130,15 @@ def test_plain_import_is_light(tmp_path: Path) -> None:
     assert "cutlass" not in out
 
 
+def test_plain_import_takes_few_modules() -> None:
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); before = set(sys.modules); import cudnn_frost_sm120"
+    code += "; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "cudnn_frost_sm120.register" in done.stdout
+    for costly in ("typing", "dataclasses", "logging", "enum", "re", "inspect"):
+        assert f"'{costly}'" not in done.stdout
+
+
 def test_looking_for_cudnn_does_not_register(tmp_path: Path) -> None:
     out = run(
         """
