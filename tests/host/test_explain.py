@@ -108,6 +108,13 @@ def test_written_by_hand() -> None:
     assert (facts.dtype, facts.stats.dtype, facts.scale) == ("fp16", "fp32", 1.0)
 
 
+def test_the_documented_example_is_served() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "graph-api.md").read_text(encoding="utf-8")
+    example = page.split("```json\n")[1].split("```")[0]
+    graph = graph_json.from_dict(json.loads(example))
+    assert plan(graph).get_plan_name_at_index(0).startswith(ENGINE_NAME)
+
+
 def described(**changes: Any) -> Any:
     return {**graph_json.to_dict(make_graph()), **changes}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import cudnn
@@ -29,6 +30,12 @@ def test_recorded_values_never_change() -> None:
     assert ReductionMode(0) is ReductionMode.ATOMIC
     assert set(PUBLIC_NAMES) == {field.name for field in fields(BwdKnobs)}
     assert {"tile_m": "TILE_M", "tile_n": "TILE_N", "stages": "STAGES"}.items() <= PUBLIC_NAMES.items()
+
+
+def test_every_knob_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "graph-api.md").read_text(encoding="utf-8")
+    for name in PUBLIC_NAMES.values():
+        assert f"| `{name}` |" in page
 
 
 @pytest.mark.parametrize(
