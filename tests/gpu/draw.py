@@ -29,9 +29,13 @@ class Drawn:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+STRUCTURES = 250
+"""What a chain is compiled for recurs after so many seeds: a compile takes seconds, a run milliseconds."""
+
+
 def draw(seed: int) -> Drawn:
     rng = random.Random(seed)
-    case = random_case(rng, seed)
+    case = random_case(random.Random(seed % STRUCTURES), rng, seed)
     drawn = Drawn(seed, case, facts_of(case))
     if rng.random() < 0.75:
         return drawn
@@ -41,40 +45,48 @@ def draw(seed: int) -> Drawn:
     return drawn
 
 
-def random_case(rng: random.Random, seed: int) -> Case:
-    """A case that should be served, but for features that support.py does not list yet."""
-    heads_k, group = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2, 3, 4, 7))
+def random_case(structure: random.Random, rng: random.Random, seed: int) -> Case:
+    """A case that should be served, but for features that support.py does not list yet.
+
+    `structure` decides what may select a kernel, `rng` every extent, width and value.
+    """
+    d = _headdim(structure)
+    dv = d if structure.random() < 0.6 else _headdim(structure)
+    dtype, grouped = structure.choice(("bf16", "fp16")), structure.random() < 0.5
+    mask, padded, sink = _mask_kinds(structure), structure.random() < 0.3, structure.random() < 0.2
+    bias = structure.choice(BIASES) if structure.random() < 0.2 else None
+    bias_dtype, dbias = structure.choice(("fp32", "io")), bias is not None and structure.random() < 0.5
+    deterministic = structure.random() < 0.1
+
+    heads_k, group = rng.choice((1, 1, 2, 3)), rng.choice((2, 3, 4, 7)) if grouped else 1
     batch, sq, sk = rng.choice((1, 2, 3)), _seqlen(rng), _seqlen(rng)
     if rng.random() < 0.3:
         sk = sq
-    d = _headdim(rng)
     case = Case(
         headdim=d,
-        headdim_v=d if rng.random() < 0.6 else _headdim(rng),
-        dtype=rng.choice(("bf16", "fp16")),
+        headdim_v=dv,
+        dtype=dtype,
         batch=batch,
         heads_q=heads_k * group,
         heads_k=heads_k,
         seqlen_q=sq,
         seqlen_k=sk,
-        mask=_mask(rng, sq, sk),
+        mask=_mask(mask, rng, sq, sk),
         layouts=tuple(rng.choice(LAYOUTS) for _ in range(9)),
         scale=rng.choice((None, None, None, None, 0.3, -0.125, 0.0)),
+        deterministic=deterministic,
+        sink=sink,
+        bias=bias,
+        bias_dtype=bias_dtype,
+        dbias=dbias,
         values="very_negative_lse" if rng.random() < 0.03 else "normal",
         seed=seed,
     )
     if case.values != "normal":
         case = replace(case, scale=None)  # a larger one leaves fp32 too few bits for the exponent
-    if rng.random() < 0.3:
+    if padded:
         lengths = [tuple(_length(rng, full) for _ in range(batch)) for full in (sq, sk)]
         case = replace(case, len_q=lengths[0] if rng.random() < 0.8 else None, len_k=lengths[1])
-    if rng.random() < 0.2:
-        case = replace(case, sink=True)
-    if rng.random() < 0.2:
-        bias_dtype = rng.choice(("fp32", "io"))
-        case = replace(case, bias=rng.choice(BIASES), bias_dtype=bias_dtype, dbias=rng.random() < 0.5)
-    if rng.random() < 0.1:
-        case = replace(case, deterministic=True)
     # Features to come are drawn now and then, so that their decline is tested too.
     if unserved(case) and rng.random() < 0.8:
         case = replace(case, sink=False, bias=None, dbias=False, deterministic=False)
@@ -93,16 +105,17 @@ def _length(rng: random.Random, full: int) -> int:
     return rng.choice((0, 1, full - 1, full, full + 5, -3, rng.randint(0, full), rng.randint(0, full)))
 
 
-def _mask(rng: random.Random, sq: int, sk: int) -> MaskFacts:
-    kind = rng.random()
-    if kind < 0.25:
-        return MaskFacts()
-    reach = sq + sk
-    right = 0 if rng.random() < 0.6 else rng.randint(0, reach + 5)
-    left = rng.randint(1, reach + 5) if rng.random() < 0.5 else None
-    if left is not None and rng.random() < 0.3:
-        return MaskFacts(rng.random() < 0.5, left, None)
-    return MaskFacts(rng.random() < 0.5, left, right)
+def _mask_kinds(rng: random.Random) -> tuple[bool, bool]:
+    """Whether there is a left and a right bound."""
+    return rng.choice(((False, False), (False, True), (False, True), (True, True), (True, True), (True, False)))
+
+
+def _mask(kinds: tuple[bool, bool], rng: random.Random, sq: int, sk: int) -> MaskFacts:
+    left = rng.randint(1, sq + sk - 1) if kinds[0] else None
+    right = rng.choice((0, 0, rng.randint(0, sq + sk - 1))) if kinds[1] else None
+    if rng.random() < 0.05:  # bounds that cut nothing
+        left, right = left and 10**6, right and 10**6
+    return MaskFacts(any(kinds) and rng.random() < 0.5, left, right)
 
 
 def _tensor(name: str, change: Callable[[TensorFacts, random.Random], TensorFacts]):
