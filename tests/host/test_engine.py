@@ -87,7 +87,7 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    info = SimpleNamespace(compute_capability=(12, 0))
+    info = SimpleNamespace(compute_capability=(12, 0), sm_count=188)
     monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
     request = analyze(make_graph())
     assert request.facts is not None
@@ -230,7 +230,9 @@ def packed(buffers: Any) -> tuple[Sm120BwdPlan, Any, Launches]:
 
 @pytest.fixture
 def _sm120_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=(12, 0)))
+    monkeypatch.setattr(
+        "cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188)
+    )
 
 
 CONTEXT = SimpleNamespace(workspace=0x9000, stream=3)

@@ -210,9 +210,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 
     explain.save(declined_graph(), path)
     assert main(["explain", str(path), "--json"]) == 1
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["served"] is False
-    assert "planning stops" in captured.err
+    assert json.loads(capsys.readouterr().out)["served"] is False
 
     assert main(["explain", str(tmp_path / "absent.json")]) == 2
     path.write_text("{", encoding="utf-8")

@@ -29,6 +29,14 @@ def ours(graph: Any) -> list[int]:
     return [index for index, config in enumerate(graph.plans) if config.engine_id == ENGINE_ID]
 
 
+def planned_by_us(graph: Any) -> list[int]:
+    """Our plans of a graph that need not have any; other engines have some where there is a device."""
+    try:
+        return ours(plan(graph))
+    except NOT_SUPPORTED:
+        return []
+
+
 def test_our_plan_is_first() -> None:
     graph = plan(make_graph(use_causal_mask=True))
     assert ours(graph)[0] == 0
@@ -72,10 +80,12 @@ def test_planning_loads_neither_torch_nor_the_dsl() -> None:
 @pytest.mark.parametrize("value", [None, "0", "off"])
 def test_without_the_flag_nothing_of_ours_is_planned(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     def outcome() -> str:
-        # Older releases lower the graph to the cuDNN library at once, which needs a device.
-        with pytest.raises((NOT_SUPPORTED, RuntimeError)) as refused:
-            plan(make_graph())
-        return str(refused.value)
+        graph = make_graph()
+        try:
+            plan(graph)
+        except (NOT_SUPPORTED, RuntimeError) as refused:  # no device, so no engine has a plan
+            return str(refused)
+        return str([graph.get_plan_name_at_index(index) for index in range(len(graph.plans))])
 
     monkeypatch.delenv(FLAG) if value is None else monkeypatch.setenv(FLAG, value)
     registered = outcome()
@@ -101,8 +111,7 @@ def test_a_declined_graph_says_why(graph: Any, says: str) -> None:
     with pytest.raises(NotImplementedError, match=says) as declined:
         engine.check_support(built)
     assert str(declined.value).startswith(f"{ENGINE_NAME}: ")
-    with pytest.raises(NOT_SUPPORTED, match="proposed a plan"):
-        built.create_execution_plans()
+    assert not planned_by_us(built)
 
 
 def test_fp8_graphs_are_declined_or_not_ours() -> None:
@@ -123,25 +132,15 @@ def test_forward_graphs_are_untouched() -> None:
 
 def test_no_device_is_a_typed_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TARGET)
-    graph = make_graph()
-    graph.validate()
-    try:
-        from cudnn.frost.device import current_device
-
-        current_device()
-    except Exception:
-        with pytest.raises(NotImplementedError, match="no CUDA device to plan for"):
-            Sm120BwdEngine(ENGINE_ID).check_support(graph)
-    else:
-        pytest.skip("there is a device")
+    with pytest.raises(NotImplementedError, match="no CUDA device to plan for"):
+        Sm120BwdEngine(ENGINE_ID).check_support(make_graph())
 
 
 def test_a_missing_compiler_is_a_typed_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cudnn_frost_sm120.engine._COMPILER_PACKAGES", ("cudnn", "no_such_package"))
     with pytest.raises(NotImplementedError, match="no_such_package cannot be imported"):
         Sm120BwdEngine(ENGINE_ID).check_support(make_graph())
-    with pytest.raises(NOT_SUPPORTED, match="proposed a plan"):
-        plan(make_graph())
+    assert not planned_by_us(make_graph())
 
 
 def test_the_target_is_fixed_at_planning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +252,6 @@ def test_deselect_engines_takes_ours_by_name() -> None:
     assert not graph._barred_indices()
     graph.deselect_engines([ENGINE_NAME])
     assert graph._barred_indices() == set(ours(graph))
-    with pytest.raises((NOT_SUPPORTED, RuntimeError)):  # the cuDNN library's own reason, where that is all that is left
-        graph.build_plans()
     with pytest.raises(ValueError, match="excluded by deselect_engines"):
         graph.select_plan(0).build_plans()
 

@@ -126,7 +126,8 @@ def test_random_graphs(block: int) -> None:
         assert facts_from_graph(graph) == facts, f"seed {seed}: validation changed the facts"
         try:
             graph.create_execution_plans()
-        except cudnn.cudnnGraphNotSupportedError:
+        except (cudnn.cudnnGraphNotSupportedError, TypeError):
+            # TypeError where the cuDNN library's binding was asked and has no such attribute.
             assert reason is not None, f"seed {seed}: not planned, though we serve it"
             continue
         listed = [config for config in graph.plans if config.engine_id == ENGINE_ID]
