@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .plan import BwdPlan
 
 _COMPILER_PACKAGES = ("cutlass", "tvm_ffi")
-_CUDA = 2  # DLPack's device type
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
 _DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
 
@@ -88,6 +88,7 @@ class Sm120BwdEngine(BaseEngine):
         from .plan import make_plan
 
         facts, target = self._served(graph)
+        target = self._on_callers_device(target, ctx)
         knobs = self._typed_knobs(plan.knobs if plan is not None else None) or ranked_knobs(facts, target)[0]
         reason = decline_reason(facts, target, knobs)
         if reason is not None:
@@ -109,6 +110,16 @@ class Sm120BwdEngine(BaseEngine):
         if request.declined is not None or request.facts is None or request.target is None:
             raise NotImplementedError(f"{self.name}: {request.declined}")
         return request.facts, request.target
+
+    def _on_callers_device(self, target: Target, ctx: Any) -> Target:
+        """The target with the device of the handle that the caller builds or executes with, if that is another one."""
+        handle = getattr(ctx, "handle", None)
+        if handle is None or target.device is None or handle.device.ordinal == target.device:
+            return target
+        there = targets.for_device(handle.device.ordinal)
+        if there.name != target.name:
+            raise NotImplementedError(f"{self.name}: planned for {target.name}, and the handle's GPU is {there.name}")
+        return there
 
     def _typed_knobs(self, knobs: Any) -> BwdKnobs | None:
         if knobs is None or isinstance(knobs, BwdKnobs):
@@ -168,7 +179,7 @@ class Sm120BwdPlan(CompiledPlan):
             if 0 <= held < needed:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} holds {held} bytes; the graph declares {needed}")
             where = native.observed_device(slot)
-            if where != here and where != _UNKNOWN_DEVICE:
+            if where != here and where not in (_UNKNOWN_DEVICE, (_CUDA_MANAGED, device)):
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} is not on cuda:{device}, where this runs")
             given = native.dtype(slot)
             if given != dtype and given != _UNKNOWN_DTYPE:
@@ -192,14 +203,20 @@ class Sm120BwdPlan(CompiledPlan):
         return slots
 
     def _check_device(self, device: int) -> None:
-        if device in self._served_devices:
+        target = self.plan.target
+        if device == target.device or device in self._served_devices:
             return
+        if target.device is not None:  # kernels are loaded, and their limits set, per device
+            raise ValueError(
+                f"{ENGINE_NAME}: the plan was built for cuda:{target.device}, and this runs on cuda:{device}"
+            )
         from cudnn._device import device_info
 
-        arch = self.plan.target.arch
         major, minor = device_info(device).compute_capability
-        if f"sm_{major}{minor}a" != arch:
-            raise ValueError(f"{ENGINE_NAME}: the plan was compiled for {arch}, and cuda:{device} is SM{major}{minor}")
+        if f"sm_{major}{minor}a" != target.arch:
+            raise ValueError(
+                f"{ENGINE_NAME}: the plan was compiled for {target.arch}, and cuda:{device} is SM{major}{minor}"
+            )
         self._served_devices.add(device)
 
     def _check_overrides(self, pack: Any) -> None:

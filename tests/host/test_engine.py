@@ -5,6 +5,7 @@ There is no device here, so the variant pack is a stand-in with the native pack'
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from cudnn_frost_sm120.facts import BwdFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import BwdPlan, make_plan
 from cudnn_frost_sm120.register import ENGINE_NAME
+from cudnn_frost_sm120.target import Target
 
 pytestmark = pytest.mark.usefixtures("opted_in")
 
@@ -195,6 +197,39 @@ def test_another_gpu_than_compiled_for(run: Run, monkeypatch: pytest.MonkeyPatch
     info = SimpleNamespace(compute_capability=(12, 1))
     monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
     refused(run, "compiled for sm_120a, and cuda:0 is SM121")
+
+
+def test_another_device_than_built_for(run: Run) -> None:
+    run.plan.plan = replace(run.plan.plan, target=replace(run.plan.plan.target, device=1))
+    refused(run, "built for cuda:1, and this runs on cuda:0")
+    run.plan.plan = replace(run.plan.plan, target=replace(run.plan.plan.target, device=0))
+    run.execute()
+    assert run.launches
+
+
+def test_managed_memory(run: Run) -> None:
+    run.buffers["q"].device = (13, 0)
+    run.execute()
+    assert run.launches
+
+
+def test_a_build_follows_the_callers_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {1: (12, 0), 2: (12, 1)}
+    monkeypatch.setattr(
+        "cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=info[ordinal], sm_count=70)
+    )
+    engine = engine_module.Sm120BwdEngine(0)
+    planned = Target("sm_120", "sm_120a", 0, 188)
+
+    def context(ordinal: int) -> Any:
+        return SimpleNamespace(handle=SimpleNamespace(device=SimpleNamespace(ordinal=ordinal)))
+
+    assert engine._on_callers_device(planned, None) is planned
+    assert engine._on_callers_device(planned, SimpleNamespace(handle=None)) is planned
+    assert engine._on_callers_device(planned, context(0)) is planned
+    assert engine._on_callers_device(planned, context(1)) == Target("sm_120", "sm_120a", 1, 70)
+    with pytest.raises(NotImplementedError, match="planned for sm_120, and the handle's GPU is sm_121"):
+        engine._on_callers_device(planned, context(2))
 
 
 def test_no_pack(run: Run) -> None:
