@@ -21,7 +21,6 @@ class ChainKey:
     mask_left: bool
     grouped: bool
     padded: bool
-    split_group: bool
     dsink: bool
     bias: str | None = None  # dtype of the bias
     dbias: str | None = None  # dtype of dBias
@@ -36,7 +35,6 @@ class ChainKey:
             "right": self.mask_right,
             "left": self.mask_left,
             "gqa": self.grouped,
-            "split": self.split_group,
             "padded": self.padded,
             "dsink": self.dsink,
             f"bias_{self.bias}": self.bias is not None,
@@ -99,9 +97,8 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         tile=tile,
         mask_right=right is not None,
         mask_left=left is not None,
-        grouped=knobs.heads_per_cta > 1,
+        grouped=facts.group > 1,
         padded=facts.mask.padding,
-        split_group=knobs.heads_per_cta < facts.group,
         dsink=facts.dsink is not None,
         bias=None if facts.bias is None else facts.bias.dtype,
         dbias=None if facts.dbias is None else facts.dbias.dtype,

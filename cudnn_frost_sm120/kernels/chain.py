@@ -17,7 +17,7 @@ from .dbias import DbiasConfig, DbiasKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
-from .operands import BiasOperand, Lengths, Scratch, Strided, read_geometry
+from .operands import BiasOperand, Extents, Lengths, Scratch, Strided, read_geometry
 from .preprocess import PreprocessKernel
 
 
@@ -68,13 +68,19 @@ class BackwardChain:
         self.convert_qk.launch(
             dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, stream
         )
-        if cutlass.const_expr(self.config.split_group):
-            keys = (e.batch, e.heads_k, e.seqlen_k, rows_k)
-            self.convert_qk.launch(dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, g.scale, stream)
-            self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), stream)
+        if cutlass.const_expr(self.config.grouped):
+            if e.group_splits > 1:
+                self.sum_parts(dk, dv, scratch, e, rows_k, g.scale, stream)
         if cutlass.const_expr(self.dbias is not None):
             dbias_out = BiasOperand(dbias, *g.dbias_strides)
             operands = (scratch, e, g.band, lengths, bias, g.scale, stream)
             self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, *operands)
         if cutlass.const_expr(dsink is not None):
             DsinkKernel().launch(sink, dsink, scratch, e, stream)
+
+    @cute.jit
+    def sum_parts(self, dk: Strided, dv: Strided, scratch: Scratch, e: Extents, rows_k, scale, stream):
+        """dK and dV from the parts that the CTAs of a split group left."""
+        keys = (e.batch, e.heads_k, e.seqlen_k, rows_k)
+        self.convert_qk.launch(dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, scale, stream)
+        self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), stream)

@@ -21,7 +21,7 @@ from ..device.copy import gmem_ptr, smem_ptr, tensor_map, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
 from ..device.scheduler import key_tile_of
 from .main_cleaning import clean_key_tile
-from .main_epilogue import store_key_rows, store_partial_rows
+from .main_epilogue import store_key_tile
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
 from .main_setup import Cta, MainConfig, mask_of
@@ -59,7 +59,7 @@ class MainKernel:
         heads_walked = extents.heads_per_cta if config.grouped else 1
         first_head_q = head * heads_walked
         head_k, part = head, 0
-        if cutlass.const_expr(config.split_group):
+        if cutlass.const_expr(config.grouped):
             head_k = head // extents.group_splits
             part = head - head_k * extents.group_splits
 
@@ -111,19 +111,13 @@ class MainKernel:
 
         if warp < WARPS_PER_GROUP:
             acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
-            if cutlass.const_expr(config.split_group):
-                store_partial_rows(config, cta, acc_dv, scratch.dv_partial, extents, tile.headdim_v)
-            else:
-                store_key_rows(
-                    config, cta, acc_dv, dv, extents.seqlen_k, extents.headdim_v, Float32(1.0), tile.headdim_v
-                )
+            one = Float32(1.0)
+            store_key_tile(config, cta, acc_dv, dv, scratch.dv_partial, extents, one, extents.headdim_v, tile.headdim_v)
         else:
             rows = (gmem_ptr(a, Float32) + first_row for a in (scratch.lse, scratch.delta))
             acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
-            if cutlass.const_expr(config.split_group):
-                store_partial_rows(config, cta, acc_dk, scratch.dk_partial, extents, tile.headdim_qk)
-            else:
-                store_key_rows(config, cta, acc_dk, dk, extents.seqlen_k, extents.headdim_qk, scale, tile.headdim_qk)
+            headdim = extents.headdim_qk
+            store_key_tile(config, cta, acc_dk, dk, scratch.dk_partial, extents, scale, headdim, tile.headdim_qk)
 
     @cute.jit
     def launch(

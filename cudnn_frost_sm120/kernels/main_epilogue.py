@@ -15,6 +15,28 @@ from .operands import Extents, Strided
 
 
 @cute.jit
+def store_key_tile(
+    config: MainConfig,
+    cta: Cta,
+    acc,
+    out: Strided,
+    partial,
+    extents: Extents,
+    scale,
+    headdim_out,
+    headdim: cutlass.Constexpr[int],
+):
+    """Write acc[key_blocks][headdim / 8][4] of a warp to its rows, or as a part where the group's heads are split."""
+    if cutlass.const_expr(config.grouped):
+        if extents.group_splits > 1:
+            store_partial_rows(config, cta, acc, partial, extents, headdim)
+        else:
+            store_key_rows(config, cta, acc, out, extents.seqlen_k, headdim_out, scale, headdim)
+    else:
+        store_key_rows(config, cta, acc, out, extents.seqlen_k, headdim_out, scale, headdim)
+
+
+@cute.jit
 def store_key_rows(
     config: MainConfig, cta: Cta, acc, out: Strided, seqlen_k, headdim_out, scale, headdim: cutlass.Constexpr[int]
 ):

@@ -24,9 +24,8 @@ class MainConfig:
     dtype: Any
     tile: TileConfig
     mask: MaskKinds
-    grouped: bool  # several query heads share a key head (GQA)
+    grouped: bool  # several query heads share a key head (GQA); a CTA walks all of them, or a part
     padded: bool  # per-batch lengths
-    split_group: bool = False  # several CTAs share a key tile, each with a part of its group's query heads
     bias_dtype: Any = None  # None: no bias
 
     @property
