@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Report:
 
 def write(path: str, report: Report, arguments: Sequence[str]) -> None:
     """The page; its numbers are those of this run alone."""
-    kept = [a for a in arguments if not a.startswith("--verification-report") and a != path]
+    kept = shlex.join(a for a in arguments if not a.startswith("--verification-report") and a != path)
     total: Counter[str] = sum(report.results.values(), Counter())
     lines = [
         "# Verification",
@@ -51,14 +52,14 @@ def write(path: str, report: Report, arguments: Sequence[str]) -> None:
         "(`cudnn_frost_sm120/reference.py`). Outputs start as NaN, the workspace as 0xFF, and storage that no one may",
         "read (past a length, between rows) is NaN.",
         "",
-        f"    python -m pytest {' '.join(kept)} --verification-report docs/verification.md",
+        f"    python -m pytest {kept} --verification-report docs/verification.md",
         "",
         *_environment(),
         "",
         f"{total['passed']} tests passed, {total['failed']} failed, {total['skipped']} skipped; "
         f"{sum(report.cases.values())} cases compared with the oracle.",
         "",
-        "| what | tests | cases | dtype | worst dq | dk | dv | others | allowed |",
+        "| what | tests | cases | dtype | worst dQ | dK | dV | others | allowed |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, title in report.titles.items():

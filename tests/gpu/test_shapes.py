@@ -87,8 +87,9 @@ def test_batch_strides_past_2_to_31(judge):
 @pytest.mark.slow
 def test_past_2_to_31_elements(judge):
     """More than 2^31 elements in every tensor and in the dQ accumulator; first and last heads compared"""
-    if torch.cuda.mem_get_info()[0] < 90 * 2**30:
-        pytest.skip("needs 90 GiB of free GPU memory")
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("needs 60 GiB of free GPU memory")
     batch, heads, seqlen, headdim = 513, 512, 128, 64
     dim = (batch, heads, seqlen, headdim)
     assert math.prod(dim) > 2**31
