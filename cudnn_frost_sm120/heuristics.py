@@ -9,7 +9,7 @@ from __future__ import annotations
 from .config.tiles import configs_for
 from .cost import main_seconds
 from .facts import BwdFacts
-from .knobs import BwdKnobs
+from .knobs import BwdKnobs, ReductionMode
 from .plan import knobs_of
 from .target import Target
 
@@ -17,9 +17,10 @@ from .target import Target
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     """Complete assignments for ``facts``, best first; empty only where admission declines the head dims."""
     ranked: list[BwdKnobs] = []
+    mode = ReductionMode.RELAY if facts.deterministic else ReductionMode.ATOMIC
     for tile in configs_for(facts.headdim_qk, facts.headdim_v):
         walks = [heads for heads in range(1, facts.group + 1) if facts.group % heads == 0]
         seconds = {heads: main_seconds(facts, tile, target.sm_count, heads) for heads in walks}
         best = min(walks, key=lambda heads: (seconds[heads], -heads))
-        ranked += [knobs_of(tile, heads) for heads in dict.fromkeys((best, facts.group))]
+        ranked += [knobs_of(tile, heads, mode) for heads in dict.fromkeys((best, facts.group))]
     return tuple(ranked)

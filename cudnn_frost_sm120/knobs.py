@@ -11,7 +11,8 @@ from typing import Any
 class ReductionMode(IntEnum):
     """How dQ is summed over key blocks. A value once shipped keeps its meaning for ever: recorded plans hold it."""
 
-    ATOMIC = 0  # fp32 atomic adds into workspace
+    ATOMIC = 0  # fp32 atomic adds into workspace, in whatever order they come
+    RELAY = 1  # the same adds in a fixed order of key tiles: deterministic
 
 
 PUBLIC_NAMES = {

@@ -22,6 +22,7 @@ class ChainKey:
     grouped: bool
     padded: bool
     dsink: bool
+    relay: bool
     bias: str | None = None  # dtype of the bias
     dbias: str | None = None  # dtype of dBias
     dbias_over_q: bool = False  # dBias has extent 1 there: its kernel sums over the dim
@@ -37,6 +38,7 @@ class ChainKey:
             "gqa": self.grouped,
             "padded": self.padded,
             "dsink": self.dsink,
+            "relay": self.relay,
             f"bias_{self.bias}": self.bias is not None,
             f"dbias_{self.dbias}": self.dbias is not None,
             "over_q": self.dbias_over_q,
@@ -75,15 +77,15 @@ def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
     return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
 
 
-def knobs_of(tile: TileConfig, heads_per_cta: int) -> BwdKnobs:
+def knobs_of(tile: TileConfig, heads_per_cta: int, mode: ReductionMode = ReductionMode.ATOMIC) -> BwdKnobs:
     """The knobs that name a configuration."""
-    return BwdKnobs(tile.tile_m, tile.tile_n, tile.q_stages, heads_per_cta, ReductionMode.ATOMIC)
+    return BwdKnobs(tile.tile_m, tile.tile_n, tile.q_stages, heads_per_cta, mode)
 
 
 def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
     """The plan for facts that admission has accepted; raises NotImplementedError for unknown knobs."""
     rows = configs_for(facts.headdim_qk, facts.headdim_v)
-    tile = next((row for row in rows if knobs_of(row, knobs.heads_per_cta) == knobs), None)
+    tile = next((row for row in rows if knobs_of(row, knobs.heads_per_cta, knobs.reduction_mode) == knobs), None)
     if tile is None or knobs.heads_per_cta < 1 or facts.group % knobs.heads_per_cta:
         served = "; ".join(str(knobs_of(row, facts.group)) for row in rows) or "none"
         raise NotImplementedError(
@@ -100,11 +102,19 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         grouped=facts.group > 1,
         padded=facts.mask.padding,
         dsink=facts.dsink is not None,
+        relay=knobs.reduction_mode is ReductionMode.RELAY,
         bias=None if facts.bias is None else facts.bias.dtype,
         dbias=None if facts.dbias is None else facts.dbias.dtype,
         dbias_over_q=facts.dbias is not None and facts.dbias.dim[2] == 1,
         dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )
-    heavy_first = right is not None and left is None
-    workspace = layout(facts, tile, knobs.heads_per_cta)
-    return BwdPlan(facts, knobs, target, key, workspace, CAUSAL_HEAD_GROUP if heavy_first else 1)
+    workspace = layout(facts, tile, knobs.heads_per_cta, key.relay)
+    return BwdPlan(facts, knobs, target, key, workspace, head_group_of(facts, knobs))
+
+
+def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
+    """Heads whose key tiles start together. The relay wants few CTAs of one head at a time: they queue for its tiles."""
+    if knobs.reduction_mode is ReductionMode.RELAY:
+        return facts.batch * facts.heads_q // knobs.heads_per_cta
+    left, right = effective_bounds(facts)
+    return CAUSAL_HEAD_GROUP if right is not None and left is None else 1

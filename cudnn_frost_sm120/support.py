@@ -93,7 +93,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("dbias", "dBias", lambda f: f.dbias is not None, True, "of the bias's dims", YES),
     Feature("sink", "attention sink", lambda f: f.sink is not None, True, YES, YES),
     Feature("dsink", "dSink", lambda f: f.dsink is not None, True, YES, YES),
-    Feature("deterministic", "use_deterministic_algorithm", lambda f: f.deterministic, False, YES, YES),
+    Feature("deterministic", "use_deterministic_algorithm", lambda f: f.deterministic, True, YES, YES),
     Feature("scale_tensor", "attn_scale as a tensor", lambda f: f.scale_tensor is not None, False, NO, YES),
     Feature(
         "ragged",

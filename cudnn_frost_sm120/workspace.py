@@ -36,8 +36,8 @@ class WorkspaceTable:
         return next((region.offset for region in self.regions if region.name == name), 0)
 
 
-def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int) -> WorkspaceTable:
-    """Regions of the atomic route, linear in S.
+def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, relay: bool) -> WorkspaceTable:
+    """Regions of the atomic and relay routes, linear in S.
 
     Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ. Where the query
     heads of a group are split over CTAs, per padded key row of a key head and part: 4 * (native head dims) of dK, dV.
@@ -47,6 +47,8 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int) -> WorkspaceTa
     if heads_per_cta < facts.group:
         parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
         sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
+    if relay:
+        sizes |= {"turns": 4 * rows // tile.tile_m * tile.dq_warps, "ticket": 4}
     regions, offset = [], 0
     for name, nbytes in sizes.items():
         regions.append(Region(name, offset, nbytes))

@@ -119,8 +119,12 @@ class SmemLayout:
         return self.p_full + 8 * WARPS_PER_GROUP * self.tile.p_stages
 
     @property
-    def total(self) -> int:
+    def ticket(self) -> int:
         return self.p_empty + 8 * WARPS_PER_GROUP * self.tile.p_stages
+
+    @property
+    def total(self) -> int:
+        return self.ticket + 8
 
     def barriers(self) -> tuple[tuple[int, int, int], ...]:
         """(offset of the first, how many, arrivals per phase) of every mbarrier array."""

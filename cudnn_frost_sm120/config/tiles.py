@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .roles import WARPS, WARPS_PER_GROUP
+
 
 @dataclass(frozen=True)
 class TileConfig:
@@ -37,9 +39,14 @@ class TileConfig:
         return 64 * self.key_blocks
 
     @property
+    def dq_warps(self) -> int:
+        """Warps that share the dQ of a query tile."""
+        return WARPS if self.dq_both_groups else WARPS_PER_GROUP
+
+    @property
     def dq_rows_per_warp(self) -> int:
         """Query rows (16 or 32) of a tile that one warp's dQ fragment covers: columns are dealt to the other warps."""
-        columns_fit = self.tile_m == 64 or (self.headdim_qk // (8 if self.dq_both_groups else 4)) % 16 == 0
+        columns_fit = self.tile_m == 64 or (self.headdim_qk // self.dq_warps) % 16 == 0
         return 32 if columns_fit else 16
 
 

@@ -26,7 +26,7 @@ class BackwardChain:
         tile = config.tile
         self.dbias = None if dbias is None else DbiasKernel(config, dbias)
         self.config = config
-        self.preprocess = PreprocessKernel(config.dtype, tile.headdim_qk, tile.headdim_v, config.padded)
+        self.preprocess = PreprocessKernel(config)
         self.main = MainKernel(config)
         self.convert_qk = AccumulatorConvertKernel(config.dtype, tile.headdim_qk)
         self.convert_v = AccumulatorConvertKernel(config.dtype, tile.headdim_v)

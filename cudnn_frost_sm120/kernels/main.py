@@ -19,6 +19,7 @@ from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
 from ..device.copy import gmem_ptr, smem_ptr, tensor_map, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
+from ..device.relay import take_ticket
 from ..device.scheduler import key_tile_of
 from .main_cleaning import clean_key_tile
 from .main_epilogue import store_key_tile
@@ -55,6 +56,10 @@ class MainKernel:
         warp = cute.arch.make_warp_uniform(tid >> 5)
         n_blocks = (extents.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         heads = extents.heads_q // extents.heads_per_cta  # CTAs per key tile
+        storage = cutlass.Array(Uint8, smem.total, space=cutlass.AddressSpace.smem, alignment=1024)
+        base = Int32(storage.data_ptr().toint(Int32))
+        if cutlass.const_expr(config.relay):
+            block = self.ticket(base, tid, scratch)
         n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
         heads_walked = extents.heads_per_cta if config.grouped else 1
         first_head_q = head * heads_walked
@@ -66,8 +71,6 @@ class MainKernel:
         seqlen, mask = mask_of(config, batch, extents, band, lengths)
         begin, end = query_tiles(n_block, tile.tile_m, tile.tile_n, seqlen, mask)
 
-        storage = cutlass.Array(Uint8, smem.total, space=cutlass.AddressSpace.smem, alignment=1024)
-        base = Int32(storage.data_ptr().toint(Int32))
         padded_q = padded_queries(extents.seqlen_q)
         first_row = Int64(batch * extents.heads_q + first_head_q) * padded_q
         dq_head_stride = Int64(padded_q) * tile.headdim_qk
@@ -86,6 +89,9 @@ class MainKernel:
             mask=mask,
             len_q=seqlen.len_q,
             bias=None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k),
+            turns=self.turns(scratch, first_row) if config.relay else None,
+            head_turns=padded_q // tile.tile_m * tile.dq_warps,
+            n_block=n_block,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
         )
@@ -118,6 +124,21 @@ class MainKernel:
             acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
             headdim = extents.headdim_qk
             store_key_tile(config, cta, acc_dk, dk, scratch.dk_partial, extents, scale, headdim, tile.headdim_qk)
+
+    @cute.jit
+    def ticket(self, base, tid, scratch: Scratch):
+        """The CTA's place in the order of work, once the counters are zeroed."""
+        cute.arch.griddepcontrol_wait()
+        slot = smem_ptr(base + self.config.smem.ticket, Int32)
+        if tid == 0:
+            slot.store(take_ticket(gmem_ptr(scratch.ticket, Int32)))
+        cute.arch.barrier()
+        return slot.load()
+
+    def turns(self, scratch: Scratch, first_row):
+        """The relay's counters of the head whose padded query rows start at `first_row`."""
+        tile = self.config.tile
+        return gmem_ptr(scratch.turns, Int32) + first_row // tile.tile_m * tile.dq_warps
 
     @cute.jit
     def launch(

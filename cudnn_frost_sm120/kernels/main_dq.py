@@ -6,11 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
 
-from ..config.roles import WARPS, WARPS_PER_GROUP
 from ..device import accumulator
+from ..device.block_range import key_turn
 from ..device.copy import a_lane_offset, ds_offset, ldmatrix_x4, reduce_add_v4
 from ..device.mma import mma
 from ..device.pipeline import arrive, wait
+from ..device.relay import wait_turn
 from .main_setup import Cta, MainConfig, head_in_group
 
 
@@ -22,10 +23,16 @@ class DqTile:
         self.config = config
         self.row_blocks = tile.dq_rows_per_warp // accumulator.ROWS
         self.row_warps = tile.tile_m // tile.dq_rows_per_warp
-        self.column_warps = (WARPS if tile.dq_both_groups else WARPS_PER_GROUP) // self.row_warps
+        self.warps = tile.dq_warps
+        self.column_warps = self.warps // self.row_warps
         self.steps = tile.headdim_qk // self.column_warps // 16  # 16-column steps of a warp
         assert self.steps * self.column_warps * 16 == tile.headdim_qk
         self.stride = self.column_warps if tile.dq_interleaved else 1  # between a warp's steps
+
+    def turn_counter(self, cta: Cta, dq_warp, m_block, head):
+        """The relay's counter of a query tile and dQ warp: warps of one index add to the same part of the tile."""
+        in_group = head_in_group(self.config, cta, head)
+        return cta.turns + (in_group * cta.head_turns + (m_block * self.warps + dq_warp))
 
     @cute.jit
     def add(self, cta: Cta, dq_warp, m_block, head, stage, phase):
@@ -58,6 +65,9 @@ class DqTile:
                         c = acc_dq[m][2 * j + e]
                         acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
         arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
+        if cutlass.const_expr(config.relay):
+            turn = key_turn(cta.n_block, m_block, tile.tile_m, tile.tile_n, cta.mask)
+            wait_turn(self.turn_counter(cta, dq_warp, m_block, head), turn, lane)
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride

@@ -23,6 +23,7 @@ from ..device.copy import (
 )
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
+from ..device.relay import pass_turn
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
 from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile
@@ -120,6 +121,8 @@ class GradientGroup:
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head = cta.begin, cta.first_head_q
+        relay_here = config.relay and tile.dq_both_groups
+        held = cta.turns  # as in the scores group
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
                 clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
@@ -131,6 +134,9 @@ class GradientGroup:
                 tile.tile_m,
                 config.dtype,
             )
+            if cutlass.const_expr(relay_here):
+                if t > 0:
+                    pass_turn(held, lane)
             wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
             ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
             arrive(
@@ -166,6 +172,8 @@ class GradientGroup:
                     cute.arch.sync_warp()
             do_block, do_head = next_tile(config, cta, do_block, do_head)
             if cutlass.const_expr(tile.dq_both_groups):
+                if cutlass.const_expr(relay_here):
+                    held = self.dq.turn_counter(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head)
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
                 if t + tile.q_stages < cta.tiles:
@@ -179,6 +187,9 @@ class GradientGroup:
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
             p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+        if cutlass.const_expr(relay_here):
+            if cta.tiles > 0:
+                pass_turn(held, lane)
         return acc_dk
 
     @cute.jit

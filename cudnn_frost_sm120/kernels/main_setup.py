@@ -26,6 +26,7 @@ class MainConfig:
     mask: MaskKinds
     grouped: bool  # several query heads share a key head (GQA); a CTA walks all of them, or a part
     padded: bool  # per-batch lengths
+    relay: bool  # dQ is added in a fixed order (device/relay.py)
     bias_dtype: Any = None  # None: no bias
 
     @property
@@ -56,6 +57,9 @@ class Cta:
     mask: Mask
     len_q: Any
     bias: Bias | None
+    turns: Any  # pointer to the relay's counters of first_head_q: [query tile][dQ warp]; None without the relay
+    head_turns: Any  # counters of one head
+    n_block: Any
     dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
     dq_head_stride: Any  # fp32 values between the accumulators of two query heads
 

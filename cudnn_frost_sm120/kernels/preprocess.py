@@ -1,4 +1,4 @@
-"""Before the main kernel: delta = rowsum(dO * O), LSE in log2 units and cleaned, dQ accumulator zeroed.
+"""Before the main kernel: delta = rowsum(dO * O), LSE in log2 units and cleaned, dQ accumulator and relay zeroed.
 
 Rows that are no query (past the length, or padding up to a tile) get LSE = +inf and delta = 0, so that their P is 0
 without a branch in the main loop, whatever the tensors hold there. An LSE of -inf (an empty row) becomes +inf too. A
@@ -16,6 +16,7 @@ from ..device.bias import LOG2_E, LOWEST
 from ..device.copy import gmem_ptr
 from ..device.mma import unpack_pair
 from ..device.seqlen import SeqlenInfo
+from .main_setup import MainConfig
 from .operands import Extents, Lengths, Scratch, Strided
 
 ROWS = QUERY_PADDING
@@ -25,8 +26,10 @@ THREADS = 256
 class PreprocessKernel:
     """One CTA per `ROWS` query rows of a head. `headdim_*` are the native head dims (multiples of 32)."""
 
-    def __init__(self, dtype, headdim_qk: int, headdim_v: int, padded: bool):
-        self.dtype, self.headdim_qk, self.padded = dtype, headdim_qk, padded
+    def __init__(self, config: MainConfig):
+        headdim_v = config.tile.headdim_v
+        self.dtype, self.headdim_qk, self.padded = config.dtype, config.tile.headdim_qk, config.padded
+        self.turns = ROWS // config.tile.tile_m * config.tile.dq_warps if config.relay else 0  # of a CTA's rows
         self.lanes_per_row = 1 << (headdim_v // 8 - 1).bit_length()  # one 16-byte load a lane
         self.rows_per_pass = THREADS // self.lanes_per_row
 
@@ -53,6 +56,12 @@ class PreprocessKernel:
         accum = gmem_ptr(scratch.dq_accum, Float32) + out_row * self.headdim_qk + 4 * tid
         for i in cutlass.range_constexpr(ROWS * self.headdim_qk // (4 * THREADS)):
             (accum + 4 * THREADS * i).store(zero, alignment=16)
+
+        if cutlass.const_expr(self.turns > 0):
+            if tid < self.turns:
+                (gmem_ptr(scratch.turns, Int32) + out_row // ROWS * self.turns + tid).store(Int32(0))
+            if (block == 0) & (tid == 0):
+                gmem_ptr(scratch.ticket, Int32).store(Int32(0))
 
         if tid < ROWS:
             value = Float32(float("inf"))

@@ -83,11 +83,6 @@ CASES: dict[str, Case] = {
     "shapes": Case(
         lambda: make_graph_with("o", [2, 4, 128, 32]), "o has dims (2, 4, 128, 32)", attributed(dv=32, sk=77)
     ),
-    "deterministic": Case(
-        attributed(use_deterministic_algorithm=True),
-        "use_deterministic_algorithm",
-        attributed(use_deterministic_algorithm=False),
-    ),
     "scale_tensor": Case(
         attributed(attn_scale=None, extra=lambda g: scalars(g, "attn_scale")), "tensor", attributed(attn_scale=None)
     ),

@@ -1,0 +1,39 @@
+"""The ordered relay: CTAs add to a shared tile in one fixed order, without ever waiting for one that may not run.
+
+Work is handed out by ticket (a counter), not by block index: whoever holds ticket t runs after every lower ticket was
+taken by a CTA that is resident or has finished. A CTA waits only for lower tickets, so some CTA can always go on,
+whatever order the hardware starts blocks in. Turns of a tile count up from 0; the counters start at 0.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.experimental import primitives as prims
+
+
+def take_ticket(counter):
+    """The next ticket; called by one thread."""
+    return prims.inline_ptx(
+        "atom.relaxed.gpu.global.add.u32 {$w0}, [{$r0}], 1;", write_only_types=[Int32], read_only_args=[counter]
+    )
+
+
+@cute.jit
+def wait_turn(counter, turn, lane):
+    """Wait until it is this warp's turn; what earlier holders added is then visible to the whole warp."""
+    if lane == 0:
+        prims.inline_ptx(
+            "{ .reg .pred P; .reg .u32 v; W: ld.acquire.gpu.global.u32 v, [{$r0}]; "
+            "setp.eq.u32 P, v, {$r1}; @P bra D; bra W; D: }",
+            read_only_args=[counter, Int32(turn)],
+        )
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def pass_turn(counter, lane):
+    """Hand the turn on, with everything this warp has added before."""
+    cute.arch.sync_warp()
+    if lane == 0:
+        prims.inline_ptx("red.release.gpu.global.add.u32 [{$r0}], 1;", read_only_args=[counter])
