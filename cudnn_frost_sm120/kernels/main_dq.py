@@ -29,10 +29,9 @@ class DqTile:
         assert self.steps * self.column_warps * 16 == tile.headdim_qk
         self.stride = self.column_warps if tile.dq_interleaved else 1  # between a warp's steps
 
-    def turn_counter(self, cta: Cta, dq_warp, m_block, head):
-        """The relay's counter of a query tile and dQ warp: warps of one index add to the same part of the tile."""
-        in_group = head_in_group(self.config, cta, head)
-        return cta.turns + (in_group * cta.head_turns + (m_block * self.warps + dq_warp))
+    def turn_index(self, cta: Cta, dq_warp, m_block, head):
+        """Index into `cta.turns` of a query tile and dQ warp: warps of one index add to the same part of the tile."""
+        return head_in_group(self.config, cta, head) * cta.head_turns + (m_block * self.warps + dq_warp)
 
     @cute.jit
     def add(self, cta: Cta, dq_warp, m_block, head, stage, phase):
@@ -40,6 +39,9 @@ class DqTile:
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         row_warp = dq_warp % self.row_warps
         column_warp = dq_warp // self.row_warps
+        if cutlass.const_expr(config.relay):
+            turn = key_turn(cta.n_block, m_block, tile.tile_m, tile.tile_n, cta.mask)
+            wait_turn(cta.turns + self.turn_index(cta, dq_warp, m_block, head), turn, lane)
         wait(cta.smem + smem.ds_full + 8 * stage, phase)
         ds = cta.smem + smem.ds + stage * smem.ds_bytes
         first_step = column_warp if tile.dq_interleaved else column_warp * self.steps
@@ -65,9 +67,6 @@ class DqTile:
                         c = acc_dq[m][2 * j + e]
                         acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
         arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
-        if cutlass.const_expr(config.relay):
-            turn = key_turn(cta.n_block, m_block, tile.tile_m, tile.tile_n, cta.mask)
-            wait_turn(self.turn_counter(cta, dq_warp, m_block, head), turn, lane)
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride

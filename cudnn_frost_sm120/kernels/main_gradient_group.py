@@ -122,7 +122,7 @@ class GradientGroup:
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head = cta.begin, cta.first_head_q
         relay_here = config.relay and tile.dq_both_groups
-        held = cta.turns  # as in the scores group
+        held = Int32(0)  # as in the scores group
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
                 clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
@@ -136,7 +136,7 @@ class GradientGroup:
             )
             if cutlass.const_expr(relay_here):
                 if t > 0:
-                    pass_turn(held, lane)
+                    pass_turn(cta.turns + held, lane)
             wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
             ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
             arrive(
@@ -173,7 +173,7 @@ class GradientGroup:
             do_block, do_head = next_tile(config, cta, do_block, do_head)
             if cutlass.const_expr(tile.dq_both_groups):
                 if cutlass.const_expr(relay_here):
-                    held = self.dq.turn_counter(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head)
+                    held = self.dq.turn_index(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head)
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
                 if t + tile.q_stages < cta.tiles:
@@ -189,7 +189,7 @@ class GradientGroup:
             p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
         if cutlass.const_expr(relay_here):
             if cta.tiles > 0:
-                pass_turn(held, lane)
+                pass_turn(cta.turns + held, lane)
         return acc_dk
 
     @cute.jit

@@ -41,7 +41,7 @@ class ScoresGroup:
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head, dq_block, dq_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
-        held = cta.turns  # counter of the turn that this warp holds, once it has added a tile
+        held = Int32(0)  # index of the turn that this warp holds, once it has added a tile
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
                 clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
@@ -54,7 +54,7 @@ class ScoresGroup:
 
             if cutlass.const_expr(config.relay):
                 if t > self.dq_lag:  # by now the additions of the last tile have arrived: handing on costs no wait
-                    pass_turn(held, lane)
+                    pass_turn(cta.turns + held, lane)
             wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
             hand_over = smem_ptr(
                 cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
@@ -78,7 +78,7 @@ class ScoresGroup:
 
             if t >= self.dq_lag:
                 if cutlass.const_expr(config.relay):
-                    held = self.dq.turn_counter(cta, cta.warp_in_group, dq_block, dq_head)
+                    held = self.dq.turn_index(cta, cta.warp_in_group, dq_block, dq_head)
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
                 ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
                 dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
@@ -88,12 +88,12 @@ class ScoresGroup:
             p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
         if cutlass.const_expr(config.relay):
             if cta.tiles > self.dq_lag:
-                pass_turn(held, lane)
+                pass_turn(cta.turns + held, lane)
         if cutlass.const_expr(self.dq_lag > 0):
             if cta.tiles > 0:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
                 if cutlass.const_expr(config.relay):
-                    pass_turn(self.dq.turn_counter(cta, cta.warp_in_group, dq_block, dq_head), lane)
+                    pass_turn(cta.turns + self.dq.turn_index(cta, cta.warp_in_group, dq_block, dq_head), lane)
         return acc_dv
 
     def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2) -> list:
