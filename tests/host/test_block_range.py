@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_frost_sm120.device.block_range import query_tiles
+from cudnn_frost_sm120.device.block_range import key_turn, query_tiles
 from cudnn_frost_sm120.device.mask import Mask, MaskKinds
 from cudnn_frost_sm120.device.seqlen import SeqlenInfo
 
@@ -97,6 +97,19 @@ def test_nothing_is_visited_past_the_lengths(problem, tile):
         if begin < end:
             assert n_block * tile_n < problem.seqlen.len_k
             assert (end - 1) * tile_m < problem.seqlen.len_q
+
+
+@settings(max_examples=600, deadline=None)
+@given(problems(), tiles)
+def test_turns_count_the_key_tiles_before(problem, tile):
+    """Every turn of a query tile is held by exactly one key tile, without gaps: a gap would wait for ever."""
+    tile_m, tile_n = tile
+    blocks = range(-(-problem.seqlen_k // tile_n))
+    visits = [range(*query_tiles(n, tile_m, tile_n, problem.seqlen, problem.mask)) for n in blocks]
+    for m_block in range(-(-problem.seqlen_q // tile_m)):
+        visitors = [n for n in blocks if m_block in visits[n]]
+        turns = [key_turn(n, m_block, tile_m, tile_n, problem.mask) for n in visitors]
+        assert turns == list(range(len(visitors))), (m_block, visitors)
 
 
 @settings(max_examples=400, deadline=None)
