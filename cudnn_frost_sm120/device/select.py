@@ -6,8 +6,6 @@ in host tests against brute force.
 
 from __future__ import annotations
 
-import cutlass
-
 
 def _is_plain(*values) -> bool:
     return all(isinstance(v, (bool, int)) for v in values)
@@ -17,6 +15,8 @@ def select(condition, a, b):
     """`a` where the condition holds, else `b`."""
     if _is_plain(condition):
         return a if condition else b
+    import cutlass  # here, so that planning on plain integers does not load the DSL
+
     a, b = (cutlass.Int32(v) if _is_plain(v) else v for v in (a, b))
     return cutlass.select_(condition, a, b)
 
