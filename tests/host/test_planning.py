@@ -286,6 +286,15 @@ def test_knobs_of_no_kernel_are_declined_not_replaced() -> None:
             Sm120BwdEngine(ENGINE_ID).build_plan(graph, PlanConfig(ENGINE_ID, knobs))
 
 
+def test_a_recorded_atomic_plan_is_not_deterministic() -> None:
+    _, recorded = plan(make_graph()).get_engine_and_knobs_at_index(0)
+    assert recorded[cudnn.knob_type.REDUCTION_MODE] == 0
+    graph = make_graph(use_deterministic_algorithm=True)
+    graph.create_execution_plan(ENGINE_ID, recorded)
+    with pytest.raises(NotImplementedError, match="REDUCTION_MODE=0"):
+        graph.select_plan(0).build_plans()
+
+
 def test_public_knobs_of_the_engine() -> None:
     engine = Sm120BwdEngine(ENGINE_ID)
     knobs = plan(make_graph()).plans[0].knobs
