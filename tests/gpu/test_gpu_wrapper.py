@@ -55,6 +55,19 @@ def test_default_and_given_scale():
         check(results, tensors, MaskFacts(right_bound=0), scale)
 
 
+def test_key_lengths_alone():
+    """Query lengths may be left out: every query row is real."""
+    q, k, v, _, do, _ = operands(torch.bfloat16, MaskFacts())
+    lengths = torch.tensor([100, 257], dtype=torch.int32, device="cuda")
+    o, lse = reference.sdpa_forward(q, k, v, scale=0.125, seq_len_kv=lengths)
+    tensors = (q, k, v, o.to(q.dtype), do, lse.float())
+    results = sdpa_bwd_wrapper_dsl_sm120(*tensors, seq_kv_lens=lengths)
+    exact = reference.sdpa_backward(*tensors, scale=0.125, seq_len_kv=lengths)
+    errors = exact.errors({name: results[f"{name}_tensor"] for name in ("dq", "dk", "dv")})
+    assert max(errors.values()) <= LIMITS[q.dtype], errors
+    assert not results["dk_tensor"][0, :, 100:].any()
+
+
 def test_side_stream_and_no_synchronisation():
     """Operands produced on a side stream are seen, and the call itself waits for nothing."""
     mask = MaskFacts(right_bound=0)

@@ -154,7 +154,8 @@ def test_lengths_of_any_shape_become_the_graphs_shape():
         ({"v": torch.empty(B, HK, SK, DV, device="meta", dtype=torch.float16)}, ValueError, "v must be bf16"),
         ({"stats": torch.empty(B, HQ, SQ, 1, device="meta", dtype=torch.bfloat16)}, ValueError, "stats is bf16"),
         ({"o": torch.empty(B, HQ, SQ, device="meta", dtype=torch.bfloat16)}, ValueError, "o must have 4 dims"),
-        ({"sink": torch.empty(1, HQ, 1, 1, device="meta")}, NotImplementedError, "sink"),
+        ({"sink": torch.empty(1, HQ + 1, 1, 1, device="meta")}, ValueError, "sink has dims"),
+        ({"bias": torch.empty(1, 3, SQ, SK, device="meta")}, ValueError, "bias has dims"),
         ({"do": torch.empty(1, 1, 1, 1, device="meta", dtype=torch.bfloat16).expand(B, HQ, SQ, DV)}, None, "do"),
     ],
 )
