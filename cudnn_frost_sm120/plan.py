@@ -113,7 +113,7 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
 
 
 def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
-    """Heads whose key tiles start together. The relay wants few CTAs of one head at a time: they queue for its tiles."""
+    """Heads whose key tiles start together; the relay wants few CTAs of one head at a time, as they queue for tiles."""
     if knobs.reduction_mode is ReductionMode.RELAY:
         return facts.batch * facts.heads_q // knobs.heads_per_cta
     left, right = effective_bounds(facts)

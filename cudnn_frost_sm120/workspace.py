@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .config.padding import padded_keys, padded_queries
+from .config.roles import WARPS_PER_GROUP
 from .config.tiles import TileConfig
 from .facts import BwdFacts
 
@@ -48,7 +49,7 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, relay: bool) -
         parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
         sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
     if relay:
-        sizes |= {"turns": 4 * rows // tile.tile_m * tile.dq_warps, "ticket": 4}
+        sizes |= {"turns": 4 * rows // tile.tile_m * WARPS_PER_GROUP, "ticket": 4}
     regions, offset = [], 0
     for name, nbytes in sizes.items():
         regions.append(Region(name, offset, nbytes))

@@ -1,4 +1,4 @@
-"""Which query tiles a key tile visits, and in which turn. The same Python runs on plain integers and inside a kernel."""
+"""Which query tiles a key tile visits, and in which turn. The same Python runs on plain integers and in a kernel."""
 
 from __future__ import annotations
 

@@ -19,21 +19,34 @@ def take_ticket(counter):
     )
 
 
+def peek(counter):
+    """The counter as it stands, without order; read early, so that its latency is hidden."""
+    return prims.inline_ptx(
+        "ld.relaxed.gpu.global.u32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[counter]
+    )
+
+
+def fence() -> None:
+    """Orders what this CTA's threads did before it, as far as the caller has synchronised with them, before what they
+    do behind it: after a `peek` that saw the turn, an acquire; before `pass_turn`, a release. One serves both."""
+    prims.inline_ptx("fence.acq_rel.gpu;")
+
+
 @cute.jit
-def wait_turn(counter, turn, lane):
-    """Wait until it is this warp's turn; what earlier holders added is then visible to the whole warp."""
-    if lane == 0:
-        prims.inline_ptx(
-            "{ .reg .pred P; .reg .u32 v; W: ld.acquire.gpu.global.u32 v, [{$r0}]; "
-            "setp.eq.u32 P, v, {$r1}; @P bra D; bra W; D: }",
-            read_only_args=[counter, Int32(turn)],
-        )
-    cute.arch.sync_warp()
+def wait_turn(counter, turn, seen, lane):
+    """Return once it is this warp's turn; `seen` is what a `peek` before the last `fence` saw."""
+    if seen != turn:
+        if lane == 0:
+            prims.inline_ptx(
+                "{ .reg .pred P; .reg .u32 v; W: ld.acquire.gpu.global.u32 v, [{$r0}]; "
+                "setp.eq.u32 P, v, {$r1}; @P bra D; bra W; D: }",
+                read_only_args=[counter, Int32(turn)],
+            )
+        cute.arch.sync_warp()
 
 
 @cute.jit
 def pass_turn(counter, lane):
-    """Hand the turn on, with everything this warp has added before."""
-    cute.arch.sync_warp()
+    """Hand the turn on; a `fence` came before."""
     if lane == 0:
-        prims.inline_ptx("red.release.gpu.global.add.u32 [{$r0}], 1;", read_only_args=[counter])
+        prims.inline_ptx("red.relaxed.gpu.global.add.u32 [{$r0}], 1;", read_only_args=[counter])

@@ -90,8 +90,7 @@ class MainKernel:
             len_q=seqlen.len_q,
             bias=None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k),
             turns=self.turns(scratch, first_row) if config.relay else None,
-            head_turns=padded_q // tile.tile_m * tile.dq_warps,
-            n_block=n_block,
+            head_turns=padded_q // tile.tile_m * WARPS_PER_GROUP,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
         )
@@ -138,7 +137,7 @@ class MainKernel:
     def turns(self, scratch: Scratch, first_row):
         """The relay's counters of the head whose padded query rows start at `first_row`."""
         tile = self.config.tile
-        return gmem_ptr(scratch.turns, Int32) + first_row // tile.tile_m * tile.dq_warps
+        return gmem_ptr(scratch.turns, Int32) + first_row // tile.tile_m * WARPS_PER_GROUP
 
     @cute.jit
     def launch(

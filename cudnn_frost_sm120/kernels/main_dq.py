@@ -7,11 +7,9 @@ import cutlass.cute as cute
 from cutlass import Int64
 
 from ..device import accumulator
-from ..device.block_range import key_turn
 from ..device.copy import a_lane_offset, ds_offset, ldmatrix_x4, reduce_add_v4
 from ..device.mma import mma
 from ..device.pipeline import arrive, wait
-from ..device.relay import wait_turn
 from .main_setup import Cta, MainConfig, head_in_group
 
 
@@ -29,19 +27,15 @@ class DqTile:
         assert self.steps * self.column_warps * 16 == tile.headdim_qk
         self.stride = self.column_warps if tile.dq_interleaved else 1  # between a warp's steps
 
-    def turn_index(self, cta: Cta, dq_warp, m_block, head):
-        """Index into `cta.turns` of a query tile and dQ warp: warps of one index add to the same part of the tile."""
-        return head_in_group(self.config, cta, head) * cta.head_turns + (m_block * self.warps + dq_warp)
-
     @cute.jit
     def add(self, cta: Cta, dq_warp, m_block, head, stage, phase):
-        """Wait for dS of the stage, which belongs to this query tile, free it, and add its product with K."""
+        """Wait for dS of the stage, which belongs to this query tile, free it, and add its product with K.
+
+        In the relay a full stage also means that it is this CTA's turn (main_gradient_group).
+        """
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         row_warp = dq_warp % self.row_warps
         column_warp = dq_warp // self.row_warps
-        if cutlass.const_expr(config.relay):
-            turn = key_turn(cta.n_block, m_block, tile.tile_m, tile.tile_n, cta.mask)
-            wait_turn(cta.turns + self.turn_index(cta, dq_warp, m_block, head), turn, lane)
         wait(cta.smem + smem.ds_full + 8 * stage, phase)
         ds = cta.smem + smem.ds + stage * smem.ds_bytes
         first_step = column_warp if tile.dq_interleaved else column_warp * self.steps
@@ -66,7 +60,8 @@ class DqTile:
                     for e in cutlass.range_constexpr(2):
                         c = acc_dq[m][2 * j + e]
                         acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
-        arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
+        if cutlass.const_expr(not config.relay):
+            arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride
@@ -76,3 +71,5 @@ class DqTile:
             for j in cutlass.range_constexpr(2 * self.steps):
                 column = 2 * self.stride * (j // 2) + j % 2
                 reduce_add_v4(target + accumulator.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])
+        if cutlass.const_expr(config.relay):  # the stage's next owner hands the turn on: only now
+            arrive(lane, cta.smem + smem.ds_empty + 8 * stage)

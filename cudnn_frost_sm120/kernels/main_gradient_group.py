@@ -12,6 +12,7 @@ from cutlass.experimental import primitives as prims
 
 from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP, NamedBarrier
 from ..config.smem import chunks
+from ..device.block_range import key_turn
 from ..device.copy import (
     a_lane_offset,
     b_lane_offset,
@@ -23,10 +24,10 @@ from ..device.copy import (
 )
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
-from ..device.relay import pass_turn
+from ..device.relay import fence, pass_turn, peek, wait_turn
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile
+from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, tile_after, turn_counter
 
 
 @dataclass(frozen=True)
@@ -103,29 +104,29 @@ class GradientGroup:
         v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
         cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
 
-        # Tiles to load next, q_stages and do_stages ahead of the tile in work.
-        q_block, q_head, do_block, do_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
-        for stage in cutlass.range_constexpr(max(tile.q_stages, tile.do_stages)):
+        # The dO tile to load next, do_stages ahead of the tile in work; the next Q tile is a fixed number of tiles on.
+        assert tile.q_stages >= tile.do_stages
+        load_block, load_head = cta.begin, cta.first_head_q
+        for stage in cutlass.range_constexpr(tile.q_stages):
             if cta.warp == LOAD_WARP and stage < cta.tiles:
+                block_s, head_s = tile_after(config, cta, cta.begin, cta.first_head_q, stage)
                 if prims.elect_sync():
-                    if cutlass.const_expr(stage < tile.q_stages):
-                        load_q(config, cta, src, stage, q_block, q_head)
+                    load_q(config, cta, src, stage, block_s, head_s)
                     if cutlass.const_expr(stage < tile.do_stages):
-                        load_do(config, cta, src, stage, do_block, do_head)
+                        load_do(config, cta, src, stage, block_s, head_s)
                 cute.arch.sync_warp()
-            if cutlass.const_expr(stage < tile.q_stages):
-                q_block, q_head = next_tile(config, cta, q_block, q_head)
-            if cutlass.const_expr(stage < tile.do_stages):
-                do_block, do_head = next_tile(config, cta, do_block, do_head)
+        load_block, load_head = tile_after(config, cta, load_block, load_head, tile.do_stages)
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head = cta.begin, cta.first_head_q
-        relay_here = config.relay and tile.dq_both_groups
-        held = Int32(0)  # as in the scores group
+        added_block, added_head = cta.begin, cta.first_head_q  # relay: the tile whose dQ is added next
+        seen = Int32(0)
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
                 clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
+            if cutlass.const_expr(config.relay):
+                seen = peek(turn_counter(config, cta, m_block, head))
             wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
             acc_dp = gemm_scores(
                 v_frags,
@@ -134,9 +135,6 @@ class GradientGroup:
                 tile.tile_m,
                 config.dtype,
             )
-            if cutlass.const_expr(relay_here):
-                if t > 0:
-                    pass_turn(cta.turns + held, lane)
             wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
             ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
             arrive(
@@ -146,6 +144,13 @@ class GradientGroup:
             )
 
             wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
+            if cutlass.const_expr(config.relay):
+                fence()
+                if t >= tile.ds_stages:
+                    pass_turn(turn_counter(config, cta, added_block, added_head), lane)
+                    added_block, added_head = next_tile(config, cta, added_block, added_head)
+                turn = key_turn(cta.first_key // tile.tile_n, m_block, tile.tile_m, tile.tile_n, cta.mask)
+                wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
             ds_tile = cta.smem + smem.ds + ds_stage * smem.ds_bytes
             for block in cutlass.range_constexpr(tile.key_blocks):
                 for k in cutlass.range_constexpr(tile.tile_m // 16):
@@ -168,28 +173,32 @@ class GradientGroup:
                 if t + tile.do_stages < cta.tiles:
                     wait(cta.smem + smem.do_empty + 8 * do_stage, do_phase)
                     if prims.elect_sync():
-                        load_do(config, cta, src, do_stage, do_block, do_head)
+                        load_do(config, cta, src, do_stage, load_block, load_head)
                     cute.arch.sync_warp()
-            do_block, do_head = next_tile(config, cta, do_block, do_head)
             if cutlass.const_expr(tile.dq_both_groups):
-                if cutlass.const_expr(relay_here):
-                    held = self.dq.turn_index(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head)
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
                 if t + tile.q_stages < cta.tiles:
                     wait(cta.smem + smem.q_empty + 8 * q_stage, q_phase)
+                    ahead = tile.q_stages - tile.do_stages
+                    q_block, q_head = tile_after(config, cta, load_block, load_head, ahead)
                     if prims.elect_sync():
                         load_q(config, cta, src, q_stage, q_block, q_head)
                     cute.arch.sync_warp()
-            q_block, q_head = next_tile(config, cta, q_block, q_head)
+            load_block, load_head = next_tile(config, cta, load_block, load_head)
             m_block, head = next_tile(config, cta, m_block, head)
             ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
             p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
-        if cutlass.const_expr(relay_here):
-            if cta.tiles > 0:
-                pass_turn(cta.turns + held, lane)
+        if cutlass.const_expr(config.relay):
+            for i in cutlass.range_constexpr(tile.ds_stages):  # the tiles whose turn is still held
+                if cta.tiles >= tile.ds_stages - i:
+                    wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
+                    fence()
+                    pass_turn(turn_counter(config, cta, added_block, added_head), lane)
+                    added_block, added_head = next_tile(config, cta, added_block, added_head)
+                ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
         return acc_dk
 
     @cute.jit

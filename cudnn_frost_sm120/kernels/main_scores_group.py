@@ -10,7 +10,6 @@ from ..config.roles import THREADS, NamedBarrier
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
 from ..device.pipeline import arrive, next_stage, wait
-from ..device.relay import pass_turn
 from ..device.scores import log2_probabilities
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
@@ -41,7 +40,6 @@ class ScoresGroup:
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head, dq_block, dq_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
-        held = Int32(0)  # index of the turn that this warp holds, once it has added a tile
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
                 clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
@@ -52,9 +50,6 @@ class ScoresGroup:
             arrive(lane, cta.smem + smem.q_empty + 8 * q_stage)
             p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
 
-            if cutlass.const_expr(config.relay):
-                if t > self.dq_lag:  # by now the additions of the last tile have arrived: handing on costs no wait
-                    pass_turn(cta.turns + held, lane)
             wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
             hand_over = smem_ptr(
                 cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
@@ -77,8 +72,6 @@ class ScoresGroup:
             arrive(lane, cta.smem + smem.do_empty + 8 * do_stage)
 
             if t >= self.dq_lag:
-                if cutlass.const_expr(config.relay):
-                    held = self.dq.turn_index(cta, cta.warp_in_group, dq_block, dq_head)
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
                 ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
                 dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
@@ -86,14 +79,9 @@ class ScoresGroup:
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
             p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
-        if cutlass.const_expr(config.relay):
-            if cta.tiles > self.dq_lag:
-                pass_turn(cta.turns + held, lane)
         if cutlass.const_expr(self.dq_lag > 0):
             if cta.tiles > 0:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
-                if cutlass.const_expr(config.relay):
-                    pass_turn(cta.turns + self.dq.turn_index(cta, cta.warp_in_group, dq_block, dq_head), lane)
         return acc_dv
 
     def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2) -> list:

@@ -8,6 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32
 
+from ..config.roles import WARPS_PER_GROUP
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
@@ -57,9 +58,8 @@ class Cta:
     mask: Mask
     len_q: Any
     bias: Bias | None
-    turns: Any  # pointer to the relay's counters of first_head_q: [query tile][dQ warp]; None without the relay
+    turns: Any  # pointer to the relay's counters of first_head_q: [query tile][warp pair]; None without the relay
     head_turns: Any  # counters of one head
-    n_block: Any
     dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
     dq_head_stride: Any  # fp32 values between the accumulators of two query heads
 
@@ -87,6 +87,13 @@ def next_tile(config: MainConfig, cta: Cta, m_block, head):
     return cutlass.select_(last, cta.begin, m_block + 1), cutlass.select_(last, head + 1, head)
 
 
+def tile_after(config: MainConfig, cta: Cta, m_block, head, steps: int):
+    """The (query tile, query head) a number of tiles after this one."""
+    for _ in range(steps):
+        m_block, head = next_tile(config, cta, m_block, head)
+    return m_block, head
+
+
 def head_in_group(config: MainConfig, cta: Cta, head):
     """Index of a query head among those the CTA walks."""
     return head - cta.first_head_q if config.grouped else 0
@@ -104,3 +111,9 @@ def key_fragments(config: MainConfig, tile_base, lane, headdim: int, in_register
         return load
     loaded = [load(k) for k in range(headdim // 16)]
     return loaded.__getitem__
+
+
+def turn_counter(config: MainConfig, cta: Cta, m_block, head):
+    """The relay's counter of a query tile, for this warp and its partner."""
+    index = m_block * WARPS_PER_GROUP + cta.warp_in_group
+    return cta.turns + (head_in_group(config, cta, head) * cta.head_turns + index)

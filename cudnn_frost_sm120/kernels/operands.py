@@ -77,7 +77,7 @@ class Scratch(NamedTuple):
     dq_accum: Any  # fp32 accumulator, device/accumulator.py
     dk_partial: Any  # fp32 accumulators of the group splits; None where one CTA walks a whole group
     dv_partial: Any
-    turns: Any  # int32 counters of the relay, [batch * heads_q][query tile][dQ warp]
+    turns: Any  # int32 counters of the relay, [batch * heads_q][query tile][warp pair]
     ticket: Any  # int32, one
 
 

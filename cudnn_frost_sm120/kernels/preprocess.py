@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..config.padding import QUERY_PADDING, padded_queries
+from ..config.roles import WARPS_PER_GROUP
 from ..device.bias import LOG2_E, LOWEST
 from ..device.copy import gmem_ptr
 from ..device.mma import unpack_pair
@@ -29,7 +30,7 @@ class PreprocessKernel:
     def __init__(self, config: MainConfig):
         headdim_v = config.tile.headdim_v
         self.dtype, self.headdim_qk, self.padded = config.dtype, config.tile.headdim_qk, config.padded
-        self.turns = ROWS // config.tile.tile_m * config.tile.dq_warps if config.relay else 0  # of a CTA's rows
+        self.turns = ROWS // config.tile.tile_m * WARPS_PER_GROUP if config.relay else 0  # of a CTA's rows
         self.lanes_per_row = 1 << (headdim_v // 8 - 1).bit_length()  # one 16-byte load a lane
         self.rows_per_pass = THREADS // self.lanes_per_row
 
