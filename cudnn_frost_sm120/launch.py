@@ -58,6 +58,7 @@ class Launcher:
             Extents(*extents, facts.headdim_qk, facts.headdim_v, knobs.heads_per_cta),
             Band(int(facts.mask.bottom_right), left or 0, right or 0),
             plan.head_group,
+            plan.key_group,
             facts.scale if facts.scale is not None else 1.0,
             [plan.workspace.offset(name) for name in Scratch._fields],
         )

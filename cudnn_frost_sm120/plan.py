@@ -56,6 +56,7 @@ class BwdPlan:
     key: ChainKey
     workspace: WorkspaceTable
     head_group: int  # heads whose key tiles are scheduled together (device/scheduler.py)
+    key_group: int  # key tiles that the relay orders together (device/relay_order.py), a power of two
 
     @property
     def workspace_bytes(self) -> int:
@@ -66,8 +67,13 @@ CAUSAL_HEAD_GROUP = 8
 """Measured on the prototype (H200, S 4096, D128 causal): groups of 4 to 16 heads 361-363 TFLOP/s, of one 324."""
 
 
-BIAS_FREES_K = 128
-"""Head dim from which a bias takes the registers of the K fragments: with both, sm_120a spills 16 to 48 bytes."""
+def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
+    """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 56 bytes."""
+    if facts.bias is not None and tile.headdim_qk >= 128:
+        tile = replace(tile, k_in_registers=False)
+    if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128:
+        tile = replace(tile, dq_interleaved=True)
+    return tile
 
 
 def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
@@ -92,8 +98,7 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
             f"no kernel has the knobs {knobs} at head dims {facts.headdim_qk}/{facts.headdim_v}; served: {served}"
         )
     left, right = effective_bounds(facts)
-    if facts.bias is not None and tile.headdim_qk >= BIAS_FREES_K:
-        tile = replace(tile, k_in_registers=False)
+    tile = fitted(tile, facts, knobs)
     key = ChainKey(
         dtype=facts.dtype,
         tile=tile,
@@ -109,7 +114,9 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )
     workspace = layout(facts, tile, knobs.heads_per_cta, key.relay)
-    return BwdPlan(facts, knobs, target, key, workspace, head_group_of(facts, knobs))
+    return BwdPlan(
+        facts, knobs, target, key, workspace, head_group_of(facts, knobs), key_group_of(facts, knobs, target)
+    )
 
 
 def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
@@ -118,3 +125,9 @@ def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
         return facts.batch * facts.heads_q // knobs.heads_per_cta
     left, right = effective_bounds(facts)
     return CAUSAL_HEAD_GROUP if right is not None and left is None else 1
+
+
+def key_group_of(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> int:
+    """Key tiles of a head that run at a time, when all heads run at once."""
+    slots = facts.batch * facts.heads_q // knobs.heads_per_cta
+    return 1 << max(0, target.sm_count // slots).bit_length() - 1 if slots < target.sm_count else 1

@@ -1,18 +1,10 @@
-"""Which query tiles a key tile visits, and in which turn. The same Python runs on plain integers and in a kernel."""
+"""Which query tiles a key tile visits. The same Python runs on plain integers and in a kernel."""
 
 from __future__ import annotations
 
 from .mask import Mask
 from .select import maximum, minimum, select
 from .seqlen import SeqlenInfo
-
-
-def key_turn(n_block, m_block, tile_m: int, tile_n: int, mask: Mask):
-    """How many key tiles before `n_block` visit query tile `m_block`, which `n_block` visits (see `query_tiles`)."""
-    if not mask.kinds.left:
-        return n_block
-    shift = tile_n.bit_length() - 1
-    return n_block - maximum((m_block * tile_m + 1 - mask.left_reach) >> shift, 0)
 
 
 def query_tiles(n_block, tile_m: int, tile_n: int, seqlen: SeqlenInfo, mask: Mask):

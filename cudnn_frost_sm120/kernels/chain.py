@@ -63,7 +63,9 @@ class BackwardChain:
         lengths = Lengths(seqlens_q, seqlens_k) if self.config.padded else None
 
         self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
-        self.main.launch(q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, g.head_group, stream)
+        self.main.launch(
+            q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, g.head_group, g.key_group, stream
+        )
         rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
         self.convert_qk.launch(
             dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, stream

@@ -20,6 +20,7 @@ from ..device.block_range import query_tiles
 from ..device.copy import gmem_ptr, smem_ptr, tensor_map, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
 from ..device.relay import take_ticket
+from ..device.relay_order import ordered_key_tile
 from ..device.scheduler import key_tile_of
 from .main_cleaning import clean_key_tile
 from .main_epilogue import store_key_tile
@@ -49,6 +50,7 @@ class MainKernel:
         bias: BiasOperand | None,
         scale: Float32,
         head_group: Int32,
+        key_group: Int32,
     ):
         config, tile, smem = self.config, self.config.tile, self.config.smem
         tid, _, _ = cute.arch.thread_idx()
@@ -61,6 +63,8 @@ class MainKernel:
         if cutlass.const_expr(config.relay):
             block = self.ticket(base, tid, scratch)
         n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
+        if cutlass.const_expr(config.relay):
+            n_block = ordered_key_tile(n_block, n_blocks, key_group)
         heads_walked = extents.heads_per_cta if config.grouped else 1
         first_head_q = head * heads_walked
         head_k, part = head, 0
@@ -91,6 +95,7 @@ class MainKernel:
             bias=None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k),
             turns=self.turns(scratch, first_row) if config.relay else None,
             head_turns=padded_q // tile.tile_m * WARPS_PER_GROUP,
+            key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
         )
@@ -155,6 +160,7 @@ class MainKernel:
         bias: BiasOperand | None,
         scale: Float32,
         head_group: Int32,
+        key_group: Int32,
         stream,
     ):
         dtype, tile, e = self.config.dtype, self.config.tile, extents
@@ -166,7 +172,7 @@ class MainKernel:
             tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, bias, scale, head_group).launch(
+        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, bias, scale, head_group, key_group).launch(
             grid=(n_blocks * (e.heads_q // e.heads_per_cta) * e.batch, 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,

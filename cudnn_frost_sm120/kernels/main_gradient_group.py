@@ -12,7 +12,6 @@ from cutlass.experimental import primitives as prims
 
 from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP, NamedBarrier
 from ..config.smem import chunks
-from ..device.block_range import key_turn
 from ..device.copy import (
     a_lane_offset,
     b_lane_offset,
@@ -25,6 +24,7 @@ from ..device.copy import (
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
 from ..device.relay import fence, pass_turn, peek, wait_turn
+from ..device.relay_order import key_turn
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
 from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, tile_after, turn_counter
@@ -149,7 +149,8 @@ class GradientGroup:
                 if t >= tile.ds_stages:
                     pass_turn(turn_counter(config, cta, added_block, added_head), lane)
                     added_block, added_head = next_tile(config, cta, added_block, added_head)
-                turn = key_turn(cta.first_key // tile.tile_n, m_block, tile.tile_m, tile.tile_n, cta.mask)
+                n_block = cta.first_key // tile.tile_n
+                turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
                 wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
             ds_tile = cta.smem + smem.ds + ds_stage * smem.ds_bytes
             for block in cutlass.range_constexpr(tile.key_blocks):

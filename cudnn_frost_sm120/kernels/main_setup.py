@@ -60,6 +60,7 @@ class Cta:
     bias: Bias | None
     turns: Any  # pointer to the relay's counters of first_head_q: [query tile][warp pair]; None without the relay
     head_turns: Any  # counters of one head
+    key_group: Any  # device/relay_order.py
     dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
     dq_head_stride: Any  # fp32 values between the accumulators of two query heads
 
