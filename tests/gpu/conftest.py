@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
+
 import pytest
 
+from ..conftest import REAL_STDERR
 from .cases import Case, unserved
 
+HANG_SECONDS = 300
 _ENABLE = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
 
 
@@ -51,6 +55,15 @@ def pytest_collection_finish(session):
         cases += [value for value in given if isinstance(value, Case) and not unserved(value)]
     resolved = usable_target()
     precompile(keys_of(cases, resolved), resolved)
+
+
+@pytest.fixture(autouse=True)
+def _hangs_end(request):
+    """A kernel that hangs cannot be interrupted: the process ends, and says in which test."""
+    descriptor = request.config.stash[REAL_STDERR]
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=descriptor)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 from cudnn_frost_sm120.facts import MaskFacts
 
 from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, MIXED, Case, each
-from .test_masks import NATIVE, SOME, WINDOWS, padded
+from .test_masks import LENGTHS, NATIVE, SOME, WINDOWS, padded
 
 BIASES = [
     (1, 1, 1, 1),
@@ -78,11 +78,34 @@ def test_features_through_the_front(check, case, via):
 
 
 @each(
-    Case(*headdim, seqlen_q=190, seqlen_k=270, mask=mask, deterministic=True, **more)
+    Case(*headdim, dtype, seqlen_q=190, seqlen_k=270, mask=mask, deterministic=True, **more)
     for headdim in NATIVE
+    for dtype in ("bf16", "fp16")
     for mask in (FULL, CAUSAL, MaskFacts(left_bound=64, right_bound=0))
     for more in ({}, GROUPED)
 )
 def test_deterministic(check, case):
     """Deterministic plans"""
+    check(case)
+
+
+@each(
+    padded(lengths, (d,), mask=mask, deterministic=True, **more)
+    for d in (64, 256)
+    for lengths in LENGTHS
+    for mask in (CAUSAL_BOTTOM_RIGHT, WINDOWS[1], WINDOWS[3], WINDOWS[7])
+    for more in ({}, {**GROUPED, "sink": True})
+)
+def test_deterministic_with_everything(check, case):
+    """Deterministic plans with lengths, windows and groups: every turn is taken, none is waited for in vain"""
+    check(case)
+
+
+@each(
+    Case(64, batch=batch, heads_q=heads_q, seqlen_q=seqlen, mask=mask, deterministic=True)
+    for batch, heads_q, seqlen in ((4, 32, 1000), (1, 1, 8000), (1, 2, 4096))
+    for mask in (FULL, CAUSAL, MaskFacts(left_bound=300, right_bound=0))
+)
+def test_deterministic_with_more_tiles_than_sms(check, case):
+    """Deterministic plans whose CTAs cannot all be resident at once"""
     check(case)

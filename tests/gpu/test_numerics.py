@@ -1,10 +1,14 @@
 """Data and scales that break careless kernels, and gradients that must not vary."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from cudnn_frost_sm120.facts import MaskFacts
+
 from . import harness
-from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, Case, each
+from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, Case, each, unserved
 from .test_masks import NATIVE
 
 
@@ -49,40 +53,47 @@ def test_rows_that_keep_nothing(check, case):
     check(case)
 
 
-@each(
-    [
-        Case(64, batch=2, heads_q=8, seqlen_q=1000, mask=CAUSAL),
-        Case(128, batch=2, heads_q=8, heads_k=2, seqlen_q=1000, mask=CAUSAL),
-        Case(192, 128, batch=1, heads_q=8, seqlen_q=700),
-        Case(256, batch=1, heads_q=8, heads_k=1, seqlen_q=700, mask=CAUSAL),
-    ]
-)
-def test_dk_and_dv_do_not_vary(judge, case):
-    """100 runs under load from another stream: dK and dV bitwise equal, dQ within tolerance every time"""
+BUSY = [
+    Case(64, batch=2, heads_q=8, seqlen_q=1000, mask=CAUSAL),
+    Case(64, batch=2, heads_q=8, heads_k=2, seqlen_q=900, mask=MaskFacts(left_bound=200, right_bound=0)),
+    Case(128, batch=2, heads_q=8, heads_k=2, seqlen_q=1000, mask=CAUSAL),
+    Case(192, 128, batch=1, heads_q=8, seqlen_q=700),
+    Case(256, batch=1, heads_q=8, heads_k=1, seqlen_q=700, mask=CAUSAL),
+    Case(64, batch=2, heads_q=4, heads_k=2, seqlen_q=400, bias=(0, 1, 1, 1), dbias=True, sink=True),
+]
+
+
+@each(BUSY + [replace(case, deterministic=True) for case in BUSY])
+def test_reruns_under_load(judge, case):
+    """100 runs beside a busy stream: dK, dV, dBias bitwise equal; dQ and dSink too where deterministic, else right"""
     problem = harness.Problem(case)
+    if unserved(case):
+        pytest.skip(f"not served yet: {', '.join(unserved(case))}")
+    fixed = [name for name in problem.outputs if case.deterministic or name in ("dk", "dv", "dbias")]
+    exact = problem.expected
+    noise, load = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
     for knobs in harness.offered(problem):
         _, _, run = harness.make_launch(problem, knobs)
+        problem.wipe_outputs()
         run()
         torch.cuda.synchronize()
         judge(problem, problem.outputs)
-        first = {name: problem.outputs[name].clone() for name in ("dk", "dv")}
-        differing = torch.zeros((), dtype=torch.int64, device="cuda")
+        first = {name: tensor.clone() for name, tensor in problem.outputs.items()}
+        differing = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in first}
         worst_dq = torch.zeros((), dtype=torch.float64, device="cuda")
-        exact_dq, noise = problem.expected.dq, torch.cuda.Stream()
-        load = torch.randn(2048, 2048, device="cuda")
         for repeat in range(100):
             with torch.cuda.stream(noise):
                 for _ in range(1 + repeat % 3):
                     load = (load @ load).clamp(-1, 1)
             problem.wipe_outputs()
             run()
-            differing += sum((problem.outputs[name] != first[name]).sum() for name in first)
-            error = torch.linalg.vector_norm(problem.outputs["dq"].double() - exact_dq)
-            worst_dq = torch.maximum(worst_dq, error)
+            for name, tensor in problem.outputs.items():
+                differing[name] += (tensor != first[name]).sum()
+            worst_dq = torch.maximum(worst_dq, torch.linalg.vector_norm(problem.outputs["dq"].double() - exact.dq))
         torch.cuda.synchronize()
-        assert int(differing) == 0, f"{int(differing)} elements differed from the first run"
-        limit = harness.TOLERANCE[case.dtype] * max(exact_dq.norm().item(), problem.expected.floors["dq"])
-        assert float(worst_dq) <= limit
+        for name in fixed:
+            assert int(differing[name]) == 0, f"{int(differing[name])} elements of {name} differed, knobs {knobs}"
+        assert float(worst_dq) <= harness.TOLERANCE[case.dtype] * max(exact.dq.norm().item(), exact.floors["dq"])
 
 
 @each(Case(*headdim, seqlen_q=300, mask=CAUSAL) for headdim in NATIVE)
