@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.stamps
 FRONTENDS_BESIDE := 1.30.0 1.31.0
 FRONTEND_STAMPS  := $(FRONTENDS_BESIDE:%=$(STAMP)/frontend-%)
 
-.PHONY: demo test lint format planning host fuzz clean help
+.PHONY: demo test lint format planning host fuzz verification clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test    lint, types, host tests, planning against every supported cudnn-frontend, samples"
 	@echo "make lint    ruff and mypy only        make format   let ruff rewrite"
 	@echo "make fuzz    N random graphs on a GPU against the oracle (N=2000)"
+	@echo "make verification    all GPU tests, sanitizers and the fuzzer; writes docs/verification.md"
 
 demo: $(STAMP)/installed
 	$(BIN)/python samples/01_graph_api.py
@@ -51,6 +52,11 @@ host: $(STAMP)/installed
 N ?= 2000
 fuzz: $(STAMP)/installed
 	$(BIN)/python -m tests.gpu.fuzz $(N)
+
+verification: $(STAMP)/installed
+	$(BIN)/python -m pytest -q tests/gpu --verification-report docs/verification.md
+	$(BIN)/python -m tests.gpu.sanitize --append docs/verification.md
+	$(BIN)/python -m tests.gpu.fuzz $(N) --append docs/verification.md
 
 $(STAMP)/venv:
 	$(PYTHON) -m venv $(VENV)
