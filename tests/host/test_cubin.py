@@ -32,10 +32,13 @@ FEATURES = {
     "causal": {"mask": CAUSAL},
     "window, groups": {"mask": WINDOW, **GROUPED},
     "causal, groups, lengths": {"mask": CAUSAL, **GROUPED, **LENGTHS},
-    "sinks": {"mask": CAUSAL, "sink": True},
+    "causal, lengths, sinks": {"mask": CAUSAL, "sink": True, **LENGTHS},
+    "causal, bias": {"mask": CAUSAL, "bias": (0, 1, 1, 1)},
     "bias and dbias": {"mask": WINDOW, "bias": (0, 1, 1, 1), "dbias": True, **GROUPED, **LENGTHS},
     "deterministic": {"mask": CAUSAL, "deterministic": True},
+    "deterministic, lengths": {"mask": CAUSAL, "deterministic": True, **LENGTHS},
 }
+"""What decides registers: masks, groups, lengths, bias, route. `python -m tests.cubins` compiles all combinations."""
 IN_FP16 = ("full", "causal, groups, lengths")
 
 
