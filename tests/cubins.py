@@ -2,7 +2,7 @@
 
     python -m tests.cubins [--headdim 256] [--dtype bf16 fp16] [--jobs 8]
 
-No GPU is needed; some 200 chains a dtype, one to three seconds each and core.
+No GPU is needed; some 400 chains a dtype, one to three seconds each and core.
 """
 
 from __future__ import annotations
