@@ -27,6 +27,7 @@ class ChainKey:
     dbias: str | None = None  # dtype of dBias
     dbias_over_q: bool = False  # dBias has extent 1 there: its kernel sums over the dim
     dbias_over_k: bool = False
+    every_lane_arrives: bool = False  # a build for race checkers (kernels/main_setup.py); no plan has it
 
     @property
     def name(self) -> str:
@@ -43,6 +44,7 @@ class ChainKey:
             f"dbias_{self.dbias}": self.dbias is not None,
             "over_q": self.dbias_over_q,
             "over_k": self.dbias_over_k,
+            "lanes": self.every_lane_arrives,
         }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
         return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags.items() if on)])

@@ -119,25 +119,37 @@ class SmemLayout:
         return self.p_full + 8 * WARPS_PER_GROUP * self.tile.p_stages
 
     @property
-    def ticket(self) -> int:
+    def kv_read(self) -> int:
+        """Every warp holds its V (and K) fragments: the pipelines may take V's space."""
         return self.p_empty + 8 * WARPS_PER_GROUP * self.tile.p_stages
+
+    @property
+    def cleaned(self) -> int:
+        """Rows past the query length are zeroed in a tile that straddles it; one phase for each query head."""
+        return self.kv_read + 8
+
+    @property
+    def ticket(self) -> int:
+        return self.cleaned + 8
 
     @property
     def total(self) -> int:
         return self.ticket + 8
 
     def barriers(self) -> tuple[tuple[int, int, int], ...]:
-        """(offset of the first, how many, arrivals per phase) of every mbarrier array."""
+        """(offset of the first, how many, arriving warps or 0 for one loading thread) of every mbarrier array."""
         tile = self.tile
         pairs = WARPS_PER_GROUP * tile.p_stages
         return (
-            (self.kv_full, 1, 1),
-            (self.q_full, tile.q_stages, 1),
+            (self.kv_full, 1, 0),
+            (self.q_full, tile.q_stages, 0),
             (self.q_empty, tile.q_stages, WARPS),
-            (self.do_full, tile.do_stages, 1),
+            (self.do_full, tile.do_stages, 0),
             (self.do_empty, tile.do_stages, WARPS),
             (self.ds_full, tile.ds_stages, WARPS_PER_GROUP),
             (self.ds_empty, tile.ds_stages, WARPS if tile.dq_both_groups else WARPS_PER_GROUP),
             (self.p_full, pairs, 1),
             (self.p_empty, pairs, 1),
+            (self.kv_read, 1, WARPS),
+            (self.cleaned, 1, WARPS),
         )

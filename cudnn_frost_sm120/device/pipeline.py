@@ -29,10 +29,13 @@ def wait(bar, phase):
 
 
 @cute.jit
-def arrive(lane, *bars):
-    """One arrival for the whole warp on each barrier."""
+def arrive(lane, every_lane: cutlass.Constexpr[bool], *bars):
+    """One arrival for the whole warp on each barrier; with `every_lane`, one of each lane (MainConfig)."""
     cute.arch.sync_warp()
-    if lane == 0:
+    if cutlass.const_expr(every_lane):
+        for bar in cutlass.range_constexpr(len(bars)):
+            prims.mbarrier_arrive(smem_ptr(bars[bar], Int64))
+    elif lane == 0:
         for bar in cutlass.range_constexpr(len(bars)):
             prims.mbarrier_arrive(smem_ptr(bars[bar], Int64))
 

@@ -100,9 +100,10 @@ class MainKernel:
             dq_head_stride=dq_head_stride,
         )
         if tid == 0:
-            for first, count, arrivals in smem.barriers():
+            lanes = 32 if config.every_lane_arrives else 1
+            for first, count, warps in smem.barriers():
                 for i in cutlass.range_constexpr(count):
-                    prims.mbarrier_init(smem_ptr(base + first + 8 * i, Int64), arrivals)
+                    prims.mbarrier_init(smem_ptr(base + first + 8 * i, Int64), max(1, lanes * warps))
             prims.fence_mbarrier_init()
         cute.arch.barrier()
         if warp == LOAD_WARP:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from ..config.roles import THREADS, NamedBarrier
+from ..config.roles import THREADS
 from ..config.smem import chunks
 from ..device.copy import zero_rows
-from ..device.pipeline import wait
+from ..device.pipeline import arrive, wait
 from .main_setup import Cta, MainConfig
 
 
@@ -28,12 +28,13 @@ def clean_key_tile(config: MainConfig, cta: Cta, tid):
 
 
 @cute.jit
-def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do_stage, do_phase):
+def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do_stage, do_phase, phase):
     """Zero the rows of Q and dO past the query length.
 
-    Both groups call it at the start of every tile, before they read either operand; they meet at a named barrier in the
+    Both groups call it at the start of every tile, before they read either operand; they wait for each other in the
     tile that straddles the length. That cannot deadlock: each group reaches tile t having finished tile t - 1, which
-    needs nothing of tile t from the other, and the loads of tile t were issued before.
+    needs nothing of tile t from the other, and the loads of tile t were issued before. `phase` alternates with the
+    query heads: each has one such tile, or none has.
     """
     tile, smem = config.tile, config.smem
     valid = cta.len_q - m_block * tile.tile_m
@@ -44,4 +45,5 @@ def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do
         q, do = cta.smem + smem.q + q_stage * smem.q_bytes, cta.smem + smem.do + do_stage * smem.do_bytes
         zero_rows(q, valid, tile.tile_m, chunks(tile.headdim_qk), tid, THREADS)
         zero_rows(do, valid, tile.tile_m, chunks(tile.headdim_v), tid, THREADS)
-        cute.arch.barrier(barrier_id=NamedBarrier.LAST_TILE_CLEANED, number_of_threads=THREADS)
+        arrive(cta.lane, config.every_lane_arrives, cta.smem + smem.cleaned)
+        wait(cta.smem + smem.cleaned, phase)

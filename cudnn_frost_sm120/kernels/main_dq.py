@@ -61,7 +61,7 @@ class DqTile:
                         c = acc_dq[m][2 * j + e]
                         acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
         if cutlass.const_expr(not config.relay):
-            arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride
@@ -72,4 +72,4 @@ class DqTile:
                 column = 2 * self.stride * (j // 2) + j % 2
                 reduce_add_v4(target + accumulator.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])
         if cutlass.const_expr(config.relay):  # the stage's next owner hands the turn on: only now
-            arrive(lane, cta.smem + smem.ds_empty + 8 * stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)

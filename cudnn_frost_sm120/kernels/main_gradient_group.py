@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.experimental import primitives as prims
 
-from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP, NamedBarrier
+from ..config.roles import LOAD_WARP, WARPS_PER_GROUP
 from ..config.smem import chunks
 from ..device.copy import (
     a_lane_offset,
@@ -102,11 +102,13 @@ class GradientGroup:
             acc_dk[x] = Float32(0.0)
         a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
         v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
-        cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
 
         # The dO tile to load next, do_stages ahead of the tile in work; the next Q tile is a fixed number of tiles on.
         assert tile.q_stages >= tile.do_stages
         load_block, load_head = cta.begin, cta.first_head_q
+        if cta.warp == LOAD_WARP:
+            wait(cta.smem + smem.kv_read, Int32(0))  # the pipelines lie where V was
         for stage in cutlass.range_constexpr(tile.q_stages):
             if cta.warp == LOAD_WARP and stage < cta.tiles:
                 block_s, head_s = tile_after(config, cta, cta.begin, cta.first_head_q, stage)
@@ -124,7 +126,8 @@ class GradientGroup:
         seen = Int32(0)
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
-                clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
+                place = (q_stage, q_phase, do_stage, do_phase)
+                clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
             if cutlass.const_expr(config.relay):
                 seen = peek(turn_counter(config, cta, m_block, head))
             wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
@@ -139,6 +142,7 @@ class GradientGroup:
             ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
             arrive(
                 lane,
+                config.every_lane_arrives,
                 cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group),
                 cta.smem + smem.do_empty + 8 * do_stage,
             )
@@ -157,7 +161,7 @@ class GradientGroup:
                 for k in cutlass.range_constexpr(tile.tile_m // 16):
                     offset = ds_offset(keys + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4), tile.tile_m)
                     stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
-            arrive(lane, cta.smem + smem.ds_full + 8 * ds_stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_full + 8 * ds_stage)
 
             wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
             gemm_accumulate(
@@ -168,7 +172,7 @@ class GradientGroup:
                 tile.tile_m,
                 config.dtype,
             )
-            arrive(lane, cta.smem + smem.q_empty + 8 * q_stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
 
             if cta.warp == LOAD_WARP:
                 if t + tile.do_stages < cta.tiles:

@@ -6,14 +6,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..config.roles import THREADS, NamedBarrier
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
 from ..device.pipeline import arrive, next_stage, wait
 from ..device.scores import log2_probabilities
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, key_fragments, next_tile
+from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile
 
 
 class ScoresGroup:
@@ -35,19 +34,20 @@ class ScoresGroup:
         a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
         k_tile = cta.smem + smem.k + keys * 128
         k_frags = key_fragments(config, k_tile, lane, tile.headdim_qk, tile.k_in_registers)
-        cute.arch.barrier(barrier_id=NamedBarrier.V_CONSUMED, number_of_threads=THREADS)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head, dq_block, dq_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
-                clean_query_tile(config, cta, m_block, q_stage, q_phase, do_stage, do_phase)
+                place = (q_stage, q_phase, do_stage, do_phase)
+                clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
             wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
             acc_s = gemm_scores(
                 k_frags, cta.smem + smem.q + q_stage * smem.q_bytes + b_lane, tile.headdim_qk, tile.tile_m, config.dtype
             )
-            arrive(lane, cta.smem + smem.q_empty + 8 * q_stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
             p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
 
             wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
@@ -58,7 +58,7 @@ class ScoresGroup:
                 for k in cutlass.range_constexpr(tile.tile_m // 16):
                     value = cutlass.Vector.from_elements(tuple(p_frags[block][k]), Int32)
                     (hand_over + (block * (tile.tile_m // 16) + k) * 128).store(value, alignment=16)
-            arrive(lane, cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group))
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group))
 
             wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
             gemm_accumulate(
@@ -69,7 +69,7 @@ class ScoresGroup:
                 tile.tile_m,
                 config.dtype,
             )
-            arrive(lane, cta.smem + smem.do_empty + 8 * do_stage)
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
 
             if t >= self.dq_lag:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)

@@ -29,6 +29,9 @@ class MainConfig:
     padded: bool  # per-batch lengths
     relay: bool  # dQ is added in a fixed order (device/relay.py)
     bias_dtype: Any = None  # None: no bias
+    every_lane_arrives: bool = False
+    """For race checkers, which do not see that a lane's accesses are ordered by a warp barrier before lane 0 arrives:
+    every lane arrives for itself. The same protocol, slower."""
 
     @property
     def smem(self) -> SmemLayout:

