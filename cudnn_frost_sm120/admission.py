@@ -18,6 +18,7 @@ from .support import (
     FEATURES,
     LENGTH_DTYPE,
     MAX_BIAS_ROW_STRIDE,
+    SCALE_DTYPE,
     SINK_DTYPE,
     STATS_DTYPE,
     STRIDE_MULTIPLE,
@@ -196,6 +197,15 @@ def _bad_sink(facts: BwdFacts) -> str:
     return ""
 
 
+def _bad_scale_tensor(facts: BwdFacts) -> str:
+    scale = facts.scale_tensor
+    if scale is None:
+        return ""
+    if scale.dtype != SCALE_DTYPE or any(extent != 1 for extent in scale.dim):
+        return f"the attn_scale tensor is {scale.dtype} with dims {scale.dim}, and must be one {SCALE_DTYPE} value"
+    return ""
+
+
 def _odd_headdim(facts: BwdFacts) -> bool:
     return bool(facts.headdim_qk % HEADDIM_MULTIPLE or facts.headdim_v % HEADDIM_MULTIPLE)
 
@@ -308,6 +318,7 @@ RULES: tuple[Rule, ...] = (
     Rule("mask_bounds", lambda f, t: bool(_bad_bound(f)), lambda f, t: _bad_bound(f)),
     Rule("lengths", lambda f, t: bool(_bad_lengths(f)), lambda f, t: _bad_lengths(f)),
     Rule("bias_shape", lambda f, t: bool(_bad_bias(f)), lambda f, t: _bad_bias(f)),
+    Rule("scale_tensor_shape", lambda f, t: bool(_bad_scale_tensor(f)), lambda f, t: _bad_scale_tensor(f)),
     Rule("sink_shape", lambda f, t: bool(_bad_sink(f)), lambda f, t: _bad_sink(f)),
     Rule(
         "scale",

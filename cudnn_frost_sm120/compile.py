@@ -96,7 +96,11 @@ def fake_arguments(key: ChainKey) -> list[Any]:
         return [Int64(1) if present else None] * count
 
     operands = [*addresses(len(TENSORS)), *addresses(2, key.padded), *addresses(2, key.dsink)]
-    operands += [*addresses(1, key.bias is not None), *addresses(1, key.dbias is not None)]
+    operands += [
+        *addresses(1, key.bias is not None),
+        *addresses(1, key.dbias is not None),
+        *addresses(1, key.scale_tensor),
+    ]
     workspace_and_geometry = addresses(2)
     return [*operands, *workspace_and_geometry, cute.runtime.make_fake_stream()]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .plan import BwdPlan
 
 _COMPILER_PACKAGES = ("cutlass", "tvm_ffi")
-_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
+_CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
 _UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
 _DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
 
@@ -143,7 +143,7 @@ class Sm120BwdPlan(CompiledPlan):
         facts = plan.facts
         inputs, outputs = list(facts.inputs()), list(facts.outputs())
         self._tensors = [*inputs, *outputs]
-        self._needs = [(t.name, t.required_bytes, _DLPACK_DTYPE[t.dtype]) for t in self._tensors]
+        self._needs = [(t.name, t.required_bytes, _DLPACK_DTYPE[t.dtype], t.by_value) for t in self._tensors]
         self._input_count = len(inputs)
         self._slots: tuple[Any, list[int]] = ((), [])
         self._served_devices: set[int] = set()
@@ -171,7 +171,7 @@ class Sm120BwdPlan(CompiledPlan):
     def _addresses(self, pack: Any, device: int) -> dict[str, int]:
         native, here = pack.native, (_CUDA, device)
         addresses: dict[str, int] = {}
-        for slot, (name, needed, dtype) in zip(self._slots_of(pack), self._needs, strict=True):
+        for slot, (name, needed, dtype, by_value) in zip(self._slots_of(pack), self._needs, strict=True):
             address = native.pointer(slot)
             if not address:  # nothing passed, or a null address
                 raise ValueError(f"{ENGINE_NAME}: no buffer was passed for {name}")
@@ -179,7 +179,10 @@ class Sm120BwdPlan(CompiledPlan):
             if 0 <= held < needed:
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} holds {held} bytes; the graph declares {needed}")
             where = native.observed_device(slot)
-            if where != here and where not in (_UNKNOWN_DEVICE, (_CUDA_MANAGED, device)):
+            if by_value:  # read by the host: an address that does not say where it points would be taken on trust
+                if where[0] != _CPU:
+                    raise ValueError(f"{ENGINE_NAME}: {name} is passed by value, and takes a buffer in host memory")
+            elif where != here and where not in (_UNKNOWN_DEVICE, (_CUDA_MANAGED, device)):
                 raise ValueError(f"{ENGINE_NAME}: the buffer of {name} is not on cuda:{device}, where this runs")
             given = native.dtype(slot)
             if given != dtype and given != _UNKNOWN_DTYPE:

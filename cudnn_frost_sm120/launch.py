@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping
 
 from .config.arch import TMA_ALIGNMENT
@@ -11,7 +12,7 @@ from .kernels.operands import TENSORS, Band, Extents, Geometry, Scratch, pack_ge
 from .plan import BwdPlan, effective_bounds
 from .workspace import WORKSPACE_ALIGNMENT
 
-OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink", "bias", "dbias")
+OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink", "bias", "dbias", "scale_tensor")
 """Operands that the chain takes after `TENSORS`; absent ones are None."""
 WORD_ALIGNMENT = 4
 
@@ -30,11 +31,27 @@ def broadcast_strides(tensor: TensorFacts | None) -> tuple[int, ...]:
     return tuple(0 if extent == 1 else stride for extent, stride in zip(tensor.dim, tensor.stride, strict=True))
 
 
+def host_block(geometry: Geometry) -> ctypes.Array[ctypes.c_char]:
+    """The geometry block in host memory; the chain reads it before it returns."""
+    block = pack_geometry(geometry)
+    return ctypes.create_string_buffer(block, len(block))
+
+
+def read_host_scale(address: int | None) -> float:
+    """The fp32 scale at a host address. Raises ValueError if there is none or it is not finite."""
+    if not address:
+        raise ValueError("no buffer was passed for the scale")
+    value = ctypes.c_float.from_address(address).value
+    if not math.isfinite(value):
+        raise ValueError(f"attn_scale is {value}, and must be finite")
+    return value
+
+
 def alignment_of(plan: BwdPlan, name: str) -> int:
     """Bytes that an optional operand's address is a multiple of; 0 when the plan does not read it."""
     key = plan.key
     used = {"seq_len_q": key.padded, "seq_len_kv": key.padded, "sink": key.dsink, "dsink": key.dsink}
-    used |= {"bias": key.bias is not None, "dbias": key.dbias is not None}
+    used |= {"bias": key.bias is not None, "dbias": key.dbias is not None, "scale_tensor": key.scale_tensor}
     tensor = getattr(plan.facts, name)
     return ITEMSIZE[tensor.dtype] if used[name] else 0
 
@@ -62,16 +79,18 @@ class Launcher:
             facts.scale if facts.scale is not None else 1.0,
             [plan.workspace.offset(name) for name in Scratch._fields],
         )
-        block = pack_geometry(geometry)
-        self._geometry = ctypes.create_string_buffer(block, len(block))
-        self._geometry_address = ctypes.addressof(self._geometry)
+        scale = facts.scale_tensor
+        self._geometry = geometry
+        self._scale_by_value = scale is not None and scale.by_value
+        self._block = host_block(geometry)
 
     def run(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None, stream: int) -> None:
         """Enqueue the chain on `stream`.
 
         `addresses`: device address of every tensor by port name. `workspace`: device address of at least the plan's
-        `workspace_bytes`; `workspace_bytes` None means its size is not known. Raises ValueError, before anything is
-        launched, for a missing or misaligned address or a workspace that is too small.
+        `workspace_bytes`; `workspace_bytes` None means its size is not known. A scale tensor that is passed by value has
+        a host address, and is read here. Raises ValueError, before anything is launched, for a missing or misaligned
+        address, a workspace that is too small, or a host scale that is not finite.
         """
         if not workspace:
             raise ValueError(f"this plan needs a workspace of {self._workspace_bytes} bytes, and none was passed")
@@ -90,4 +109,7 @@ class Launcher:
             if address % alignment:
                 raise ValueError(f"the buffer of {name} must be aligned to {alignment} bytes")
             operands.append(address)
-        self._chain(*operands, workspace, self._geometry_address, stream)
+        block = self._block
+        if self._scale_by_value:
+            block = host_block(self._geometry._replace(scale=read_host_scale(addresses.get("scale_tensor"))))
+        self._chain(*operands, workspace, ctypes.addressof(block), stream)

@@ -27,6 +27,7 @@ class ChainKey:
     dbias: str | None = None  # dtype of dBias
     dbias_over_q: bool = False  # dBias has extent 1 there: its kernel sums over the dim
     dbias_over_k: bool = False
+    scale_tensor: bool = False  # the scale lies in device memory
     every_lane_arrives: bool = False  # a build for race checkers (kernels/main_setup.py); no plan has it
 
     @property
@@ -44,6 +45,7 @@ class ChainKey:
             f"dbias_{self.dbias}": self.dbias is not None,
             "over_q": self.dbias_over_q,
             "over_k": self.dbias_over_k,
+            "scale": self.scale_tensor,
             "lanes": self.every_lane_arrives,
         }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
@@ -74,7 +76,7 @@ def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
     if facts.bias is not None and tile.headdim_qk >= 128:
         tile = replace(tile, k_in_registers=False)
     if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128:
-        tile = replace(tile, dq_interleaved=True)
+        tile = replace(tile, dq_interleaved=True, k_in_registers=tile.k_in_registers and not facts.mask.padding)
     return tile
 
 
@@ -112,6 +114,7 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         relay=knobs.reduction_mode is ReductionMode.RELAY,
         bias=None if facts.bias is None else facts.bias.dtype,
         dbias=None if facts.dbias is None else facts.dbias.dtype,
+        scale_tensor=facts.scale_tensor is not None and not facts.scale_tensor.by_value,
         dbias_over_q=facts.dbias is not None and facts.dbias.dim[2] == 1,
         dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )

@@ -20,6 +20,7 @@ DTYPES = ("fp16", "bf16")
 STATS_DTYPE = "fp32"
 LENGTH_DTYPE = "int32"
 SINK_DTYPE = "fp32"
+SCALE_DTYPE = "fp32"
 MAX_BIAS_ROW_STRIDE = 2**24
 """Elements between two query rows of a bias: offsets within a tile are 32-bit."""
 STRIDE_MULTIPLE = TMA_ALIGNMENT // ITEMSIZE["bf16"]
@@ -94,7 +95,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("sink", "attention sink", lambda f: f.sink is not None, True, YES, YES),
     Feature("dsink", "dSink", lambda f: f.dsink is not None, True, YES, YES),
     Feature("deterministic", "use_deterministic_algorithm", lambda f: f.deterministic, True, YES, YES),
-    Feature("scale_tensor", "attn_scale as a tensor", lambda f: f.scale_tensor is not None, False, NO, YES),
+    Feature("scale_tensor", "attn_scale as a tensor", lambda f: f.scale_tensor is not None, True, NO, YES),
     Feature(
         "ragged",
         "packed variable-length tensors (ragged offsets)",

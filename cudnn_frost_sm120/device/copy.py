@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.experimental.cuda as cuda
-from cutlass import Int32, Int64, Uint8
+from cutlass import Float32, Int32, Int64, Uint8
 from cutlass._mlir.dialects import llvm
 from cutlass.experimental import primitives as prims
 
@@ -20,6 +20,11 @@ def smem_ptr(address, dtype=Int32):
 def gmem_ptr(address, dtype):
     """Typed pointer at a 64-bit global address; `+` counts elements."""
     return cutlass.Pointer(llvm.inttoptr(llvm.PointerType.get(1), Int64(address).ir_value()), dtype=dtype)
+
+
+def scale_of(scale, address):
+    """The scale: the host's value, or the one fp32 at a device address where the graph has a tensor for it."""
+    return scale if address is None else gmem_ptr(address, Float32).load()
 
 
 def ldmatrix_x4(address, offset: int = 0, transpose: bool = False) -> list:

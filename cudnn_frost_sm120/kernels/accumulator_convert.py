@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..device import accumulator
-from ..device.copy import gmem_ptr
+from ..device.copy import gmem_ptr, scale_of
 from ..device.mma import pack_pair
 from .operands import Strided
 
@@ -36,6 +36,7 @@ class AccumulatorConvertKernel:
         headdim_out: Int32,
         parts: Int32,
         scale: Float32,
+        scale_address: Int64 | None,
     ):
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
@@ -47,6 +48,7 @@ class AccumulatorConvertKernel:
         slot_stride = Int64(padded_rows) * self.headdim
         slot = gmem_ptr(source, Float32) + Int64(batch_head) * parts * slot_stride + Int64(first) * self.headdim
         granules = self.headdim // accumulator.COLUMNS
+        scale = scale_of(scale, scale_address)
         cute.arch.griddepcontrol_wait()
         for i in cutlass.range_constexpr(ROWS * granules // THREADS):
             # Lanes: 16 rows of a fragment, then the next fragment, so that a warp reads 1 KB and writes whole sectors.
@@ -73,8 +75,10 @@ class AccumulatorConvertKernel:
                 )
 
     @cute.jit
-    def launch(self, out: Strided, source, batch, heads, seqlen, padded_rows, headdim_out, parts, scale, stream):
+    def launch(
+        self, out: Strided, source, batch, heads, seqlen, padded_rows, headdim_out, parts, scale, scale_address, stream
+    ):
         grid = (seqlen + (ROWS - 1)) // ROWS * heads * batch
-        self.kernel(out, source, heads, seqlen, padded_rows, headdim_out, parts, scale).launch(
+        self.kernel(out, source, heads, seqlen, padded_rows, headdim_out, parts, scale, scale_address).launch(
             grid=(grid, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
         )

@@ -49,6 +49,7 @@ class BackwardChain:
         dsink: Int64 | None,
         bias: Int64 | None,
         dbias: Int64 | None,
+        scale: Int64 | None,
         workspace: Int64,
         geometry: Int64,
         stream,
@@ -64,25 +65,27 @@ class BackwardChain:
 
         self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
         self.main.launch(
-            q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, g.head_group, g.key_group, stream
+            q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group, g.key_group, stream
         )
         rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
         self.convert_qk.launch(
-            dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, stream
+            dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, scale, stream
         )
         if cutlass.const_expr(self.config.grouped):
             if e.group_splits > 1:
-                self.sum_parts(dk, dv, scratch, e, rows_k, g.scale, stream)
+                self.sum_parts(dk, dv, scratch, e, rows_k, g.scale, scale, stream)
         if cutlass.const_expr(self.dbias is not None):
             dbias_out = BiasOperand(dbias, *g.dbias_strides)
-            operands = (scratch, e, g.band, lengths, bias, g.scale, stream)
+            operands = (scratch, e, g.band, lengths, bias, g.scale, scale, stream)
             self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, *operands)
         if cutlass.const_expr(dsink is not None):
             DsinkKernel().launch(sink, dsink, scratch, e, stream)
 
     @cute.jit
-    def sum_parts(self, dk: Strided, dv: Strided, scratch: Scratch, e: Extents, rows_k, scale, stream):
+    def sum_parts(self, dk: Strided, dv: Strided, scratch: Scratch, e: Extents, rows_k, scale, scale_address, stream):
         """dK and dV from the parts that the CTAs of a split group left."""
         keys = (e.batch, e.heads_k, e.seqlen_k, rows_k)
-        self.convert_qk.launch(dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, scale, stream)
-        self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), stream)
+        self.convert_qk.launch(
+            dk, scratch.dk_partial, *keys, e.headdim_qk, e.group_splits, scale, scale_address, stream
+        )
+        self.convert_v.launch(dv, scratch.dv_partial, *keys, e.headdim_v, e.group_splits, Float32(1.0), None, stream)

@@ -24,6 +24,7 @@ from ..device.copy import (
     b_lane_offset,
     bulk_load,
     gmem_ptr,
+    scale_of,
     smem_ptr,
     tensor_map,
     tma_load_tile,
@@ -83,6 +84,7 @@ class DbiasKernel:
         batches: Int32,
         heads: Int32,
         scale: Float32,
+        scale_address: Int64 | None,
     ):
         main, tile, over_q, over_k = self.main, self.main.tile, self.config.over_q, self.config.over_k
         tid, _, _ = cute.arch.thread_idx()
@@ -108,6 +110,7 @@ class DbiasKernel:
         values = Bias(main.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k)
         b_lane, keys = b_lane_offset(lane), 16 * warp
         phase = Int32(0)
+        scale_log2 = scale_of(scale, scale_address) * LOG2_E
         cute.arch.griddepcontrol_wait()
         for batch in cutlass.range(batch_own, extents.batch, batches, unroll=1):
             seqlen, mask = mask_of(main, batch, extents, band, lengths)
@@ -141,7 +144,7 @@ class DbiasKernel:
                         lse = smem_ptr(base + self.lse + 8 * (lane & 3), Float32)
                         delta = smem_ptr(base + self.delta + 8 * (lane & 3), Float32)
                         place = (batch, head, m_block * tile.tile_m, n_block * TILE_N + keys, lane)
-                        x = log2_probabilities(acc_s, lse, mask, values, *place, scale * LOG2_E, 1, tile.tile_m)
+                        x = log2_probabilities(acc_s, lse, mask, values, *place, scale_log2, 1, tile.tile_m)
                         for j in cutlass.range_constexpr(tile.tile_m // 8):
                             rows = (delta + 8 * j).load(count=2, alignment=8)
                             for e in cutlass.range_constexpr(4):
@@ -239,6 +242,7 @@ class DbiasKernel:
         lengths: Lengths | None,
         bias: BiasOperand,
         scale,
+        scale_address,
         stream,
     ):
         """`batches`, `heads`: extents of those dims of dBias."""
@@ -251,7 +255,7 @@ class DbiasKernel:
         ]
         m_tiles = 1 if self.config.over_q else (e.seqlen_q + (tile.tile_m - 1)) // tile.tile_m
         n_tiles = 1 if self.config.over_k else (e.seqlen_k + (TILE_N - 1)) // TILE_N
-        operands = (dbias, scratch, extents, band, lengths, bias, batches, heads, scale)
+        operands = (dbias, scratch, extents, band, lengths, bias, batches, heads, scale, scale_address)
         self.kernel(*maps, *operands).launch(
             grid=(n_tiles * m_tiles * heads * batches, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
         )

@@ -17,7 +17,7 @@ from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
 from ..config.smem import chunks
 from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
-from ..device.copy import gmem_ptr, smem_ptr, tensor_map, tma_load_tile
+from ..device.copy import gmem_ptr, scale_of, smem_ptr, tensor_map, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
 from ..device.relay import take_ticket
 from ..device.relay_order import ordered_key_tile
@@ -49,6 +49,7 @@ class MainKernel:
         lengths: Lengths | None,
         bias: BiasOperand | None,
         scale: Float32,
+        scale_address: Int64 | None,
         head_group: Int32,
         key_group: Int32,
     ):
@@ -120,6 +121,7 @@ class MainKernel:
         if cutlass.const_expr(config.padded):
             clean_key_tile(config, cta, tid)
 
+        scale = scale_of(scale, scale_address)
         if warp < WARPS_PER_GROUP:
             acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
             one = Float32(1.0)
@@ -160,6 +162,7 @@ class MainKernel:
         lengths: Lengths | None,
         bias: BiasOperand | None,
         scale: Float32,
+        scale_address: Int64 | None,
         head_group: Int32,
         key_group: Int32,
         stream,
@@ -173,7 +176,9 @@ class MainKernel:
             tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        self.kernel(*maps, dk, dv, scratch, extents, band, lengths, bias, scale, head_group, key_group).launch(
+        self.kernel(
+            *maps, dk, dv, scratch, extents, band, lengths, bias, scale, scale_address, head_group, key_group
+        ).launch(
             grid=(n_blocks * (e.heads_q // e.heads_per_cta) * e.batch, 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,

@@ -83,9 +83,6 @@ CASES: dict[str, Case] = {
     "shapes": Case(
         lambda: make_graph_with("o", [2, 4, 128, 32]), "o has dims (2, 4, 128, 32)", attributed(dv=32, sk=77)
     ),
-    "scale_tensor": Case(
-        attributed(attn_scale=None, extra=lambda g: scalars(g, "attn_scale")), "tensor", attributed(attn_scale=None)
-    ),
     "ragged": Case(ragged, "ragged"),
     "max_total_seq_len": Case(attributed(max_total_seq_len_q=9), "max_total_seq_len"),
     "cu_seq_len": Case(with_tensor("cu_seq_len_q", [3, 1, 1, 1], cudnn.data_type.INT32), "prefix sums"),
@@ -131,6 +128,11 @@ CASES: dict[str, Case] = {
     "lengths": Case(attributed(extra=lengths()), "without use_padding_mask"),
     "bias_shape": Case(
         with_tensor("bias", [3, 4, 128, 128]), "bias has dims (3, 4, 128, 128)", with_tensor("bias", [1, 4, 1, 128])
+    ),
+    "scale_tensor_shape": Case(
+        with_tensor("attn_scale", [1, 1, 1, 2], attn_scale=None),
+        "one fp32 value",
+        attributed(attn_scale=None, extra=lambda g: scalars(g, "attn_scale")),
     ),
     "sink_shape": Case(
         with_tensor("sink_token", [1, 3, 1, 1]), "sink has dims", with_tensor("sink_token", [1, 4, 1, 1])
