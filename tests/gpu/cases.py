@@ -34,6 +34,7 @@ class Case:
     len_k: tuple[int, ...] | None = None
     layouts: tuple[str, ...] = ("bshd",)
     scale: float | None = None  # None: 1 / sqrt(headdim)
+    scale_tensor: bool = False  # the scale lies in device memory
     deterministic: bool = False
     sink: bool = False
     bias: tuple[int, int, int, int] | None = None  # 1 where the dim is kept, 0 where bias broadcasts
@@ -122,10 +123,13 @@ def facts_of(case: Case) -> BwdFacts:
     if case.sink:
         for name in ("sink", "dsink"):
             records[name] = TensorFacts(name, (1, hq, 1, 1), (hq, 1, 1, 1), "fp32")
+    scale = 1 / math.sqrt(d) if case.scale is None else case.scale
+    if case.scale_tensor:
+        scale, records["scale_tensor"] = None, TensorFacts("scale_tensor", (1, 1, 1, 1), (1, 1, 1, 1), "fp32")
     return BwdFacts(
         **records,
         mask=replace(case.mask, padding=case.padded),
-        scale=1 / math.sqrt(d) if case.scale is None else case.scale,
+        scale=scale,
         deterministic=case.deterministic,
     )
 

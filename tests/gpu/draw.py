@@ -56,7 +56,7 @@ def random_case(structure: random.Random, rng: random.Random, seed: int) -> Case
     mask, padded, sink = _mask_kinds(structure), structure.random() < 0.3, structure.random() < 0.2
     bias = structure.choice(BIASES) if structure.random() < 0.2 else None
     bias_dtype, dbias = structure.choice(("fp32", "io")), bias is not None and structure.random() < 0.5
-    deterministic = structure.random() < 0.1
+    deterministic, scale_tensor = structure.random() < 0.1, structure.random() < 0.1
 
     heads_k, group = rng.choice((1, 1, 2, 3)), rng.choice((2, 3, 4, 7)) if grouped else 1
     batch, sq, sk = rng.choice((1, 2, 3)), _seqlen(rng), _seqlen(rng)
@@ -74,6 +74,7 @@ def random_case(structure: random.Random, rng: random.Random, seed: int) -> Case
         mask=_mask(mask, rng, sq, sk),
         layouts=tuple(rng.choice(LAYOUTS) for _ in range(9)),
         scale=rng.choice((None, None, None, None, 0.3, -0.125, 0.0)),
+        scale_tensor=scale_tensor,
         deterministic=deterministic,
         sink=sink,
         bias=bias,
@@ -89,7 +90,7 @@ def random_case(structure: random.Random, rng: random.Random, seed: int) -> Case
         case = replace(case, len_q=lengths[0] if rng.random() < 0.8 else None, len_k=lengths[1])
     # Features to come are drawn now and then, so that their decline is tested too.
     if unserved(case) and rng.random() < 0.8:
-        case = replace(case, sink=False, bias=None, dbias=False, deterministic=False)
+        case = replace(case, sink=False, bias=None, dbias=False, deterministic=False, scale_tensor=False)
     return case
 
 
@@ -182,8 +183,8 @@ ODDITIES: dict[str, Callable[[Drawn, random.Random], Drawn]] = {
     "left bound below 0": _mask_of(left_bound=-5),
     "right bound below 0": _mask_of(right_bound=-1),
     "padding without lengths": _facts(seq_len_q=None, seq_len_kv=None, mask=MaskFacts(padding=True)),
-    "scale is NaN": _facts(scale=math.nan),
-    "scale is infinite": _facts(scale=math.inf),
+    "scale is NaN": _facts(scale=math.nan, scale_tensor=None),
+    "scale is infinite": _facts(scale=math.inf, scale_tensor=None),
     "deterministic": _facts(deterministic=True),
 }
 GRAPH_ODDITIES: dict[str, Callable[[Drawn, random.Random], Drawn]] = {

@@ -28,6 +28,8 @@ from .cases import Case, facts_of
 TORCH_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int32": torch.int32}
 TOLERANCE = {"bf16": 6e-3, "fp16": 1e-3}
 """Largest `reference.relative_error` of any gradient; its floor is what the terms of the sums add up to."""
+YARDSTICK_ROWS = 64
+"""Non-zero rows of a gradient from which on its error is an average, and may be compared with torch's own error."""
 YARDSTICK_PAIRS = 1 << 22
 """Query-key pairs up to which the same gradients in plain torch are computed too."""
 GUARD = 64
@@ -83,6 +85,9 @@ class Problem:
             self.tensors[record.name] = allocate(record, device, 0 if record.dtype == "int32" else math.nan)
         for record in self.facts.outputs():
             self.tensors[record.name] = allocate(record, device, math.nan)
+        if self.facts.scale_tensor is not None:
+            scale = 1 / math.sqrt(self.facts.headdim_qk) if case.scale is None else case.scale
+            self.tensors["scale_tensor"].fill_(scale)
         for name, values in case.lengths.items():
             self.tensors[name].copy_(torch.tensor(values, dtype=torch.int32).reshape(-1, 1, 1, 1))
         self.refill(case.seed)
@@ -93,7 +98,7 @@ class Problem:
         self.__dict__.pop("expected", None)
         centre = {}
         if self.case.values == "very_negative_lse":
-            centre = {"q": 8.0, "k": -8.0, "sink": -64.0 * self.facts.headdim_qk * self.facts.scale}
+            centre = {"q": 8.0, "k": -8.0, "sink": -64.0 * self.facts.headdim_qk * self.scale}
         for name in ("q", "k", "v", "do", "bias", "sink"):
             if name in self.tensors:
                 tensor = self.tensors[name]
@@ -133,11 +138,16 @@ class Problem:
         self.tensors["bias"].masked_fill_(~used, math.nan)
 
     @property
+    def scale(self) -> float:
+        """What the scores are multiplied by, as the kernels read it."""
+        return self.tensors["scale_tensor"].item() if self.facts.scale is None else self.facts.scale
+
+    @property
     def features(self) -> dict:
         """The keyword arguments of the oracle."""
         optional = ("seq_len_q", "seq_len_kv", "bias", "sink")
         return {
-            "scale": self.facts.scale,
+            "scale": self.scale,
             "mask": self.facts.mask,
             **{name: self.tensors.get(name) for name in optional},
         }
@@ -169,13 +179,24 @@ class Problem:
         key = torch.arange(facts.seqlen_k, device=self.device)[None, None, :]
         keep = reference.keep_mask(facts.mask, row, key, *lengths)[:, None]
         rows, keys = ~keep.any(3)[..., None], ~keep.any(2)[..., None]
-        unscaled = facts.scale == 0
+        unscaled = self.scale == 0
         dead = {"dq": rows | unscaled, "dk": keys | unscaled, "dv": keys}
         if facts.dbias is not None:
             for axis, extent in enumerate(facts.dbias.dim):
                 keep = keep.any(axis, keepdim=True) if extent == 1 else keep
             dead["dbias"] = ~keep
         return {name: flags.expand(self.tensors[name].shape) for name, flags in dead.items()}
+
+    def score_noise(self) -> float:
+        """Relative error of P that fp32 scores of this size imply; counts only for values drawn to be extreme.
+
+        A score is summed in fp32, D / 16 steps of an MMA that truncates: each loses half a unit in the last place of
+        the sum so far on average, up to 2^-24 of the largest score, always towards zero. LSE does not share the error.
+        """
+        if self.case.values == "normal":
+            return 0.0
+        longest = [self.tensors[name].double().norm(dim=-1).nan_to_num().max().item() for name in ("q", "k")]
+        return abs(self.scale) * math.prod(longest) * 2**-24 * self.facts.headdim_qk / 16
 
     def yardstick(self) -> dict[str, float] | None:
         """Errors of plain torch in the same dtype, where that is cheap and every input is finite."""
@@ -246,16 +267,15 @@ def declare_graph(facts: BwdFacts, **more):
             dim=list(record.dim), stride=list(record.stride), data_type=kinds[record.dtype], name=record.name
         )
 
-    ports = {"do": "dO", "sink": "sink_token", "dbias": "dBias", "dsink": "dSink_token"}
+    ports = {"do": "dO", "sink": "sink_token", "scale_tensor": "attn_scale", "dbias": "dBias", "dsink": "dSink_token"}
     declared = {r.name: declare(r) for r in (*facts.inputs(), facts.dbias, facts.dsink) if r is not None}
-    arguments = {ports.get(name, name): tensor for name, tensor in declared.items()}
+    arguments = {"attn_scale": facts.scale} | {ports.get(name, name): tensor for name, tensor in declared.items()}
     mask = facts.mask
     alignment = cudnn.diagonal_alignment.BOTTOM_RIGHT if mask.bottom_right else cudnn.diagonal_alignment.TOP_LEFT
     options = {"diagonal_band_left_bound": mask.left_bound, "diagonal_band_right_bound": mask.right_bound}
     options = {name: value for name, value in options.items() if value is not None}
     gradients = graph.sdpa_backward(
         **arguments,
-        attn_scale=facts.scale,
         use_padding_mask=mask.padding,
         use_deterministic_algorithm=facts.deterministic,
         diagonal_alignment=alignment,
@@ -347,12 +367,16 @@ class Outcome:
 
 
 def judge(problem: Problem, got: Mapping[str, torch.Tensor]) -> Outcome:
-    """Compare with the oracle. Raises AssertionError, naming the case and its seed, for anything that is not right."""
+    """Compare with the oracle. Raises AssertionError, naming the case and its seed, for anything that is not right.
+
+    Right is: within the tolerance (plus `score_noise` for extreme values), exact zeros, every element written and no
+    other, and at most twice torch's error for gradients of YARDSTICK_ROWS non-zero rows and more.
+    """
     case, where = problem.case, f"{problem.case.id} (seed {problem.case.seed})"
-    tolerance = TOLERANCE[problem.facts.dtype]
+    tolerance = TOLERANCE[problem.facts.dtype] + problem.score_noise()
     errors = problem.errors(got)
     shown = ", ".join(f"{name} {error:.2e}" for name, error in errors.items())
-    assert max(errors.values()) <= tolerance, f"{where}: {shown}, and {tolerance:.0e} is allowed"
+    assert max(errors.values()) <= tolerance, f"{where}: {shown}, and {tolerance:.1e} is allowed"
     for name, dead in problem.dead().items():
         assert not got[name][dead].any(), f"{where}: {name} is not exactly zero where nothing contributes"
     for name, tensor in problem.outputs.items():
@@ -362,6 +386,8 @@ def judge(problem: Problem, got: Mapping[str, torch.Tensor]) -> Outcome:
             assert written == tensor.numel(), f"{where}: {written} elements of {name} written, not {tensor.numel()}"
     near = problem.yardstick()
     for name, error in (near or {}).items():
+        if int(getattr(problem.expected, name).any(-1).sum()) < YARDSTICK_ROWS:
+            continue
         limit = 2 * error + tolerance / 10
         assert errors[name] <= limit, f"{where}: {name} {errors[name]:.2e}, and torch in {case.dtype} has {error:.2e}"
     return Outcome(case, errors, tolerance)

@@ -1,4 +1,4 @@
-"""Sinks, biases and their gradients, alone and with everything else; skipped while support.py says "no"."""
+"""Sinks, biases, deterministic plans, scales in device memory; all skipped while support.py says "no"."""
 
 import pytest
 
@@ -108,4 +108,31 @@ def test_deterministic_with_everything(check, case):
 )
 def test_deterministic_with_more_tiles_than_sms(check, case):
     """Deterministic plans whose CTAs cannot all be resident at once"""
+    check(case)
+
+
+@pytest.mark.parametrize("via", ["launcher", "graph"])
+@each(
+    Case(d, dtype=dtype, seqlen_q=130, seqlen_k=200, mask=mask, scale=scale, scale_tensor=True)
+    for d, dtype in ((64, "bf16"), (128, "fp16"))
+    for mask in (FULL, CAUSAL)
+    for scale in (None, -0.125)
+)
+def test_scale_tensors(check, case, via):
+    """The scale in device memory, of either sign"""
+    check(case, via=via)
+
+
+@each(
+    [
+        padded(SOME, (128,), scale_tensor=True, mask=CAUSAL_BOTTOM_RIGHT, layouts=MIXED, sink=True, **GROUPED),
+        padded(SOME, (256,), "fp16", scale_tensor=True, scale=-0.125, mask=WINDOWS[1], deterministic=True, **GROUPED),
+        Case(64, seqlen_q=130, seqlen_k=200, scale_tensor=True, bias=(1, 1, 1, 1), dbias=True, mask=CAUSAL),
+        Case(192, 128, "fp16", seqlen_q=130, seqlen_k=200, scale_tensor=True, bias=(0, 1, 1, 1), dbias=True, scale=0.0),
+        Case(128, seqlen_q=130, seqlen_k=200, scale_tensor=True, deterministic=True, mask=CAUSAL),
+        Case(64, seqlen_q=130, scale_tensor=True, values="very_negative_lse"),
+    ]
+)
+def test_scale_tensors_with_everything(check, case):
+    """The scale in device memory with GQA, lengths, sinks, bias, dBias, deterministic plans, and zero"""
     check(case)
