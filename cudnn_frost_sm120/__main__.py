@@ -9,6 +9,7 @@ import sys
 from . import __version__
 
 COMMANDS = {
+    "bench": ("bench", "time our plan against other engines on a grid of problems"),
     "demo": ("demo", "one attention layer on real text, from graph to checked gradients"),
     "explain": ("explain", "say which plans a saved graph gets, and why"),
 }

@@ -88,7 +88,7 @@ class Launcher:
         """Enqueue the chain on `stream`.
 
         `addresses`: device address of every tensor by port name. `workspace`: device address of at least the plan's
-        `workspace_bytes`; `workspace_bytes` None means its size is not known. A scale tensor that is passed by value has
+        `workspace_bytes`; `workspace_bytes` None means its size is not known. A scale tensor passed by value has
         a host address, and is read here. Raises ValueError, before anything is launched, for a missing or misaligned
         address, a workspace that is too small, or a host scale that is not finite.
         """
