@@ -1,4 +1,4 @@
-"""Every native configuration compiled for sm_120a and read back: no spill, within the budget, nothing SM120 lacks.
+"""Every native configuration compiled for sm_120a and read back: few or no spills, nothing that SM120 lacks.
 
 No GPU is needed; a compile takes one to three seconds.
 """
@@ -29,17 +29,14 @@ WINDOW = MaskFacts(left_bound=100, right_bound=3, bottom_right=True)
 LENGTHS = {"len_q": (3, 4), "len_k": (5, 6)}
 FEATURES = {
     "full": {"mask": FULL},
-    "causal": {"mask": CAUSAL},
-    "window, groups": {"mask": WINDOW, **GROUPED},
-    "causal, groups, lengths": {"mask": CAUSAL, **GROUPED, **LENGTHS},
-    "causal, lengths, sinks": {"mask": CAUSAL, "sink": True, **LENGTHS},
-    "causal, bias": {"mask": CAUSAL, "bias": (0, 1, 1, 1)},
+    "window, groups, scale tensor": {"mask": WINDOW, "scale_tensor": True, **GROUPED},
+    "causal, groups, lengths, sinks": {"mask": CAUSAL, "sink": True, **GROUPED, **LENGTHS},
     "bias and dbias": {"mask": WINDOW, "bias": (0, 1, 1, 1), "dbias": True, **GROUPED, **LENGTHS},
     "deterministic": {"mask": CAUSAL, "deterministic": True},
     "deterministic, lengths": {"mask": CAUSAL, "deterministic": True, **LENGTHS},
 }
 """What decides registers: masks, groups, lengths, bias, route. `python -m tests.cubins` compiles all combinations."""
-IN_FP16 = ("full", "causal, groups, lengths")
+IN_FP16 = {"causal": {"mask": CAUSAL}, "bias": {"mask": CAUSAL, "bias": (0, 1, 1, 1)}}
 
 
 def chains(case: Case, target: Target = TARGETS["sm_120"]) -> list[ChainKey]:
@@ -48,22 +45,24 @@ def chains(case: Case, target: Target = TARGETS["sm_120"]) -> list[ChainKey]:
     return list(dict.fromkeys(make_plan(facts, knobs, target).key for knobs in ranked_knobs(facts, target)))
 
 
-SPILL_ALLOWED = 16
-"""Bytes a thread may spill where a bias or the relay takes registers from a loop that has none left."""
+SPILL = re.compile(r"\b(LDL|STL)\b")
+STACK_ALLOWED = 24
+"""Bytes a thread; lengths, bias and relay need registers that the D128, D256 loops lack: see docs/performance.md."""
 
 
 def assert_within_budget(built: cubin.Cubin) -> None:
-    may_spill = built.key.bias is not None or built.key.relay
+    may_spill = built.key.padded or built.key.bias is not None or built.key.relay
+    allowed = STACK_ALLOWED if may_spill else 0
     for row in built.report():
-        assert row.stack_bytes <= SPILL_ALLOWED * may_spill, (
-            f"{row.kernel} of {built.key.name} has a stack of {row.stack_bytes} bytes"
-        )
+        assert row.stack_bytes <= allowed, f"{row.kernel} of {built.key.name} has a stack of {row.stack_bytes} bytes"
         assert row.registers <= MAX_REGISTERS_PER_THREAD
         assert row.shared_bytes <= SMEM_CAPACITY
         if row.kernel == "main":
             assert row.registers * THREADS <= REGISTERS_PER_SM
-    assert not may_spill or all("LDL" in line or "STL" in line for line in built.forbidden_instructions())
-    assert may_spill or built.forbidden_instructions() == []
+    forbidden = built.forbidden_instructions()
+    if may_spill:
+        forbidden = [line for line in forbidden if not SPILL.search(line)]
+    assert forbidden == [], built.key.name
     main = [text for name, text in functions(built.sass()) if "MainKernel" in name]
     assert len(main) == 1
     assert main[0].count("HMMA.16816.F32") > 0
@@ -90,7 +89,7 @@ def test_bf16_on_sm_120(headdims, features):
 @pytest.mark.parametrize("headdims", NATIVE, ids=str)
 @pytest.mark.parametrize("features", IN_FP16)
 def test_fp16_on_sm_120(headdims, features):
-    for key in chains(Case(*headdims, "fp16", **FEATURES[features]))[:1]:
+    for key in chains(Case(*headdims, "fp16", **IN_FP16[features]))[:1]:
         assert_within_budget(cubin.compile_cubin(key, TARGETS["sm_120"]))
 
 
