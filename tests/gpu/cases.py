@@ -54,6 +54,10 @@ class Case:
         return getattr(self, field.name) != field.default
 
     @property
+    def scale_value(self) -> float:
+        return 1 / math.sqrt(self.headdim) if self.scale is None else self.scale
+
+    @property
     def padded(self) -> bool:
         return self.len_q is not None or self.len_k is not None
 
@@ -123,7 +127,7 @@ def facts_of(case: Case) -> BwdFacts:
     if case.sink:
         for name in ("sink", "dsink"):
             records[name] = TensorFacts(name, (1, hq, 1, 1), (hq, 1, 1, 1), "fp32")
-    scale = 1 / math.sqrt(d) if case.scale is None else case.scale
+    scale = case.scale_value
     if case.scale_tensor:
         scale, records["scale_tensor"] = None, TensorFacts("scale_tensor", (1, 1, 1, 1), (1, 1, 1, 1), "fp32")
     return BwdFacts(

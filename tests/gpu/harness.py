@@ -82,12 +82,12 @@ class Problem:
         self.facts = facts_of(case) if facts is None else facts
         self.tensors: dict[str, torch.Tensor] = {}
         for record in self.facts.inputs():
-            self.tensors[record.name] = allocate(record, device, 0 if record.dtype == "int32" else math.nan)
+            where = "cpu" if record.by_value else device
+            self.tensors[record.name] = allocate(record, where, 0 if record.dtype == "int32" else math.nan)
         for record in self.facts.outputs():
             self.tensors[record.name] = allocate(record, device, math.nan)
         if self.facts.scale_tensor is not None:
-            scale = 1 / math.sqrt(self.facts.headdim_qk) if case.scale is None else case.scale
-            self.tensors["scale_tensor"].fill_(scale)
+            self.tensors["scale_tensor"].fill_(case.scale_value)
         for name, values in case.lengths.items():
             self.tensors[name].copy_(torch.tensor(values, dtype=torch.int32).reshape(-1, 1, 1, 1))
         self.refill(case.seed)
@@ -188,7 +188,7 @@ class Problem:
         return {name: flags.expand(self.tensors[name].shape) for name, flags in dead.items()}
 
     def score_noise(self) -> float:
-        """Relative error of P that fp32 scores of this size imply; counts only for values drawn to be extreme.
+        """Relative error of P that fp32 scores of this size imply; 0 but for values drawn to be extreme.
 
         A score is summed in fp32, D / 16 steps of an MMA that truncates: each loses half a unit in the last place of
         the sum so far on average, up to 2^-24 of the largest score, always towards zero. LSE does not share the error.
@@ -263,9 +263,8 @@ def declare_graph(facts: BwdFacts, **more):
     )
 
     def declare(record: TensorFacts):
-        return graph.tensor(
-            dim=list(record.dim), stride=list(record.stride), data_type=kinds[record.dtype], name=record.name
-        )
+        shape = {"dim": list(record.dim), "stride": list(record.stride), "data_type": kinds[record.dtype]}
+        return graph.tensor(**shape, name=record.name, is_pass_by_value=record.by_value)
 
     ports = {"do": "dO", "sink": "sink_token", "scale_tensor": "attn_scale", "dbias": "dBias", "dsink": "dSink_token"}
     declared = {r.name: declare(r) for r in (*facts.inputs(), facts.dbias, facts.dsink) if r is not None}

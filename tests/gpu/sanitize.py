@@ -55,6 +55,7 @@ def cases():
         "bias, dBias, lengths, groups": Case(64, bias=(1, 1, 1, 1), dbias=True, **{**grouped, **lengths}),
         "dBias of a row": Case(128, bias=(0, 1, 0, 1), bias_dtype="io", dbias=True, mask=CAUSAL, **sizes),
         "deterministic": Case(64, deterministic=True, mask=CAUSAL, **grouped),
+        "scale in device memory": Case(64, scale_tensor=True, bias=(1, 1, 1, 1), dbias=True, mask=CAUSAL, **grouped),
     }
     return {name: case for name, case in all_cases.items() if not unserved(case)}
 

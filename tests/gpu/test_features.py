@@ -1,10 +1,12 @@
 """Sinks, biases, deterministic plans, scales in device memory; all skipped while support.py says "no"."""
 
+from dataclasses import replace
+
 import pytest
 
 from cudnn_frost_sm120.facts import MaskFacts
 
-from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, MIXED, Case, each
+from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, MIXED, Case, each, facts_of, unserved
 from .test_masks import LENGTHS, NATIVE, SOME, WINDOWS, padded
 
 BIASES = [
@@ -136,3 +138,17 @@ def test_scale_tensors(check, case, via):
 def test_scale_tensors_with_everything(check, case):
     """The scale in device memory with GQA, lengths, sinks, bias, dBias, deterministic plans, and zero"""
     check(case)
+
+
+@pytest.mark.parametrize("via", ["launcher", "graph"])
+@each([Case(64, seqlen_q=130, seqlen_k=200, mask=CAUSAL, scale=-0.125, scale_tensor=True)])
+def test_a_scale_passed_by_value(judge, case, via):
+    """A scale that the graph leaves open, and that each execute passes in host memory"""
+    from . import harness
+
+    if unserved(case):
+        pytest.skip(f"not served yet: {', '.join(unserved(case))}")
+    facts = facts_of(case)
+    problem = harness.Problem(case, facts=replace(facts, scale_tensor=replace(facts.scale_tensor, by_value=True)))
+    for got in harness.RUNNERS[via](problem):
+        judge(problem, got)
