@@ -10,7 +10,7 @@ from .config.tiles import configs_for
 from .cost import main_seconds
 from .facts import BwdFacts
 from .knobs import BwdKnobs, ReductionMode
-from .plan import knobs_of
+from .plan import effective_bounds, knobs_of
 from .target import Target
 
 
@@ -22,5 +22,7 @@ def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
         walks = [heads for heads in range(1, facts.group + 1) if facts.group % heads == 0]
         seconds = {heads: main_seconds(facts, tile, target.sm_count, heads) for heads in walks}
         best = min(walks, key=lambda heads: (seconds[heads], -heads))
+        if mode is ReductionMode.RELAY and effective_bounds(facts)[1] is not None:
+            best = 1  # a CTA that walks several heads of a causal mask waits, head after head, for the longest one
         ranked += [knobs_of(tile, heads, mode) for heads in dict.fromkeys((best, facts.group))]
     return tuple(ranked)
