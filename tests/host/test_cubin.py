@@ -30,6 +30,7 @@ LENGTHS = {"len_q": (3, 4), "len_k": (5, 6)}
 FEATURES = {
     "full": {"mask": FULL},
     "window, groups, scale tensor": {"mask": WINDOW, "scale_tensor": True, **GROUPED},
+    "causal, lengths": {"mask": CAUSAL, **LENGTHS},
     "causal, groups, lengths, sinks": {"mask": CAUSAL, "sink": True, **GROUPED, **LENGTHS},
     "bias and dbias": {"mask": WINDOW, "bias": (0, 1, 1, 1), "dbias": True, **GROUPED, **LENGTHS},
     "deterministic": {"mask": CAUSAL, "deterministic": True},
