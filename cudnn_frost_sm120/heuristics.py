@@ -1,7 +1,8 @@
 """Which plans to offer for a graph that is admitted, best first.
 
 The order among tile configurations is that of config/tiles.py, whose rows carry the evidence for it. How many query
-heads of a group a CTA walks comes from the cost model (cost.py); walking the whole group is always offered.
+heads of a group a CTA walks comes from the cost model (cost.py), except for the relay under a causal mask, where it is
+one; walking the whole group is always offered.
 """
 
 from __future__ import annotations

@@ -34,15 +34,15 @@ def fence() -> None:
 
 @cute.jit
 def wait_turn(counter, turn, seen, lane):
-    """Return once it is this warp's turn; `seen` is what a `peek` before the last `fence` saw."""
-    if seen != turn:
-        if lane == 0:
+    """Return once it is this warp's turn, as lane 0 judges; `seen` is what a `peek` before the last `fence` saw."""
+    if lane == 0:
+        if seen != turn:
             prims.inline_ptx(
                 "{ .reg .pred P; .reg .u32 v; W: ld.acquire.gpu.global.u32 v, [{$r0}]; "
                 "setp.eq.u32 P, v, {$r1}; @P bra D; bra W; D: }",
                 read_only_args=[counter, Int32(turn)],
             )
-        cute.arch.sync_warp()
+    cute.arch.sync_warp()
 
 
 @cute.jit
