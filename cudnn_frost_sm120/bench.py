@@ -88,17 +88,17 @@ def measure(cell: Cell, peers: list[str], repeats: int) -> Result:
     errors = problem.errors()
     assert max(errors.values()) < TOLERANCE, f"{cell.name}: {errors}"
     result = Result(cell, errors, missing=missing)
-    times: dict[str, list[float]] = {who: [] for who in candidates}
-    for _ in range(repeats + 2):
+    events: dict[str, list[tuple[Any, Any]]] = {who: [] for who in candidates}
+    for _ in range(repeats + 2):  # two rounds of warm-up
         for who, run in candidates.items():
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             run()
             end.record()
-            end.synchronize()
-            times[who].append(begin.elapsed_time(end))
-    for who, all_times in times.items():
-        kept = all_times[2:]  # two rounds of warm-up
+            events[who].append((begin, end))
+    torch.cuda.synchronize()  # once: after every run it would add the host's time to submit the next one
+    for who, pairs in events.items():
+        kept = [begin.elapsed_time(end) for begin, end in pairs[2:]]
         result.milliseconds[who] = statistics.median(kept)
         result.spread[who] = (max(kept) - min(kept)) / result.milliseconds[who]
     return result

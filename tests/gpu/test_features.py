@@ -128,7 +128,9 @@ def test_scale_tensors(check, case, via):
 @each(
     [
         padded(SOME, (128,), scale_tensor=True, mask=CAUSAL_BOTTOM_RIGHT, layouts=MIXED, sink=True, **GROUPED),
-        padded(SOME, (256,), "fp16", scale_tensor=True, scale=-0.125, mask=WINDOWS[1], deterministic=True, **GROUPED),
+        padded(
+            SOME, (256,), dtype="fp16", scale_tensor=True, scale=-0.125, mask=WINDOWS[1], deterministic=True, **GROUPED
+        ),
         Case(64, seqlen_q=130, seqlen_k=200, scale_tensor=True, bias=(1, 1, 1, 1), dbias=True, mask=CAUSAL),
         Case(192, 128, "fp16", seqlen_q=130, seqlen_k=200, scale_tensor=True, bias=(0, 1, 1, 1), dbias=True, scale=0.0),
         Case(128, seqlen_q=130, seqlen_k=200, scale_tensor=True, deterministic=True, mask=CAUSAL),

@@ -1,0 +1,44 @@
+"""Every case of the GPU tests can be posed and planned: a slip in one would stop their whole run, on the one machine
+where they can be run."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from cudnn_frost_sm120.admission import decline_reason
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.plan import make_plan
+from cudnn_frost_sm120.target import Target
+from tests.gpu.cases import Case, facts_of, unserved
+
+GPU_TESTS = sorted(path.stem for path in (Path(__file__).parents[1] / "gpu").glob("test_*.py"))
+STAND_IN = Target("sm_90", "sm_90a", 0, 132)
+
+
+def cases_of(module: str) -> list[Case]:
+    """The cases that the tests of a module are parametrized over."""
+    tests = vars(importlib.import_module(f"tests.gpu.{module}")).values()
+    marks = [
+        mark for test in tests for mark in getattr(test, "pytestmark", []) if getattr(mark, "name", "") == "parametrize"
+    ]
+    values = [value for mark in marks for value in mark.args[1]]
+    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return [part for part in flat if isinstance(part, Case)]
+
+
+@pytest.mark.parametrize("module", GPU_TESTS)
+def test_cases_can_be_planned(module: str) -> None:
+    for case in cases_of(module):
+        if unserved(case):
+            continue
+        facts = facts_of(case)
+        assert decline_reason(facts, STAND_IN) is None, case
+        for knobs in ranked_knobs(facts, STAND_IN):
+            make_plan(facts, knobs, STAND_IN)
+
+
+def test_there_are_cases() -> None:
+    assert sum(len(cases_of(module)) for module in GPU_TESTS) > 500
