@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .config.arch import TMA_MAX_STRIDE
+from .config.padding import QUERY_PADDING
 from .config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, configs_for
 from .facts import ITEMSIZE, MISSING, BwdFacts, TensorFacts
 from .knobs import BwdKnobs
@@ -18,6 +19,8 @@ from .support import (
     FEATURES,
     LENGTH_DTYPE,
     MAX_BIAS_ROW_STRIDE,
+    MAX_HEAD_ELEMENTS,
+    MAX_SEQLEN,
     SCALE_DTYPE,
     SINK_DTYPE,
     STATS_DTYPE,
@@ -206,6 +209,16 @@ def _bad_scale_tensor(facts: BwdFacts) -> str:
     return ""
 
 
+def _too_long(facts: BwdFacts) -> str:
+    if max(facts.seqlen_q, facts.seqlen_k) > MAX_SEQLEN:
+        return f"S_q={facts.seqlen_q}, S_k={facts.seqlen_k}, and lengths up to {MAX_SEQLEN} are served"
+    (native, *_) = configs_for(facts.headdim_qk, facts.headdim_v)
+    longest = MAX_HEAD_ELEMENTS // native.headdim_qk - QUERY_PADDING
+    if facts.seqlen_q > longest:
+        return f"S_q={facts.seqlen_q}, and up to {longest} query rows are served at d_qk={facts.headdim_qk}"
+    return ""
+
+
 def _odd_headdim(facts: BwdFacts) -> bool:
     return bool(facts.headdim_qk % HEADDIM_MULTIPLE or facts.headdim_v % HEADDIM_MULTIPLE)
 
@@ -289,6 +302,7 @@ RULES: tuple[Rule, ...] = (
         lambda f, t: not configs_for(f.headdim_qk, f.headdim_v),
         lambda f, t: f"{_headdims_of(f)}, and head dims up to {MAX_HEADDIM} are served",
     ),
+    Rule("length_max", lambda f, t: bool(_too_long(f)), lambda f, t: _too_long(f)),
     Rule(
         "headdim_contiguous",
         lambda f, t: bool(_not_contiguous(f)),

@@ -8,6 +8,7 @@ of CTAs onto SMs, in launch order; bytes of fp32 partial sums written and read b
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 
 from .config.padding import padded_keys
 from .config.tiles import TileConfig
@@ -17,10 +18,15 @@ FLOPS_PER_SM = 0.75 * 466e12 / 188  # a main loop reaches about three quarters o
 BYTES_PER_SECOND = 0.85 * 1.8e12
 LAUNCH_SECONDS = 3e-6
 EXACT_SCHEDULE_CTAS = 4096  # beyond this a grid is long enough for an average to do
+SAMPLED_KEY_TILES = 1024  # beyond this, evenly spaced key tiles stand for all
 
 
-def query_tiles_per_key_tile(facts: BwdFacts, tile: TileConfig) -> list[int]:
-    """Query tiles that each key tile visits, in launch order; per-batch lengths are taken as full."""
+@lru_cache(maxsize=64)
+def visited_query_tiles(facts: BwdFacts, tile: TileConfig) -> tuple[tuple[int, ...], float]:
+    """(query tiles that each key tile visits, in launch order; how many key tiles each of them stands for).
+
+    Per-batch lengths are taken as full.
+    """
     from .device.block_range import query_tiles
     from .device.mask import Mask, MaskKinds
     from .device.seqlen import SeqlenInfo
@@ -31,16 +37,18 @@ def query_tiles_per_key_tile(facts: BwdFacts, tile: TileConfig) -> list[int]:
     kinds = MaskKinds(right=right is not None, left=left is not None)
     diagonal = seqlen.diagonal(facts.mask.bottom_right)
     mask = Mask.create(kinds, facts.seqlen_q, facts.seqlen_k, diagonal, left or 0, right or 0)
-    ranges = (query_tiles(n, tile.tile_m, tile.tile_n, seqlen, mask) for n in range(-(-facts.seqlen_k // tile.tile_n)))
-    return [end - begin for begin, end in ranges]
+    count = -(-facts.seqlen_k // tile.tile_n)
+    blocks = range(0, count, -(-count // SAMPLED_KEY_TILES))
+    ranges = (query_tiles(n, tile.tile_m, tile.tile_n, seqlen, mask) for n in blocks)
+    return tuple(end - begin for begin, end in ranges), count / len(blocks)
 
 
 def main_seconds(facts: BwdFacts, tile: TileConfig, sm_count: int, heads_per_cta: int) -> float:
     """Time of the main kernel with this many query heads per CTA, and of summing the parts where that splits groups."""
-    tiles = query_tiles_per_key_tile(facts, tile)
+    tiles, weight = visited_query_tiles(facts, tile)
     tile_flops = 2 * tile.tile_m * tile.tile_n * (3 * tile.headdim_qk + 2 * tile.headdim_v)
     slots = facts.batch * facts.heads_q // heads_per_cta
-    makespan = _makespan([heads_per_cta * n for n in tiles], slots, sm_count)
+    makespan = _makespan([heads_per_cta * n for n in tiles], weight * slots, sm_count)
     seconds = makespan * tile_flops / FLOPS_PER_SM
     if heads_per_cta < facts.group:
         partial_bytes = 4 * slots * padded_keys(facts.seqlen_k) * (tile.headdim_qk + tile.headdim_v)
@@ -48,12 +56,12 @@ def main_seconds(facts: BwdFacts, tile: TileConfig, sm_count: int, heads_per_cta
     return seconds
 
 
-def _makespan(jobs: list[int], repeats: int, workers: int) -> float:
+def _makespan(jobs: list[int], repeats: float, workers: int) -> float:
     """Time to run every job `repeats` times on the workers, jobs handed out in order as workers come free."""
-    if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:
-        return max(sum(jobs) * repeats / workers + max(jobs) / 2, max(jobs))
+    if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
+        return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
     free = [0] * workers
     for job in jobs:
-        for _ in range(repeats):
+        for _ in range(round(repeats)):
             heapq.heapreplace(free, free[0] + job)
     return max(free)

@@ -21,9 +21,10 @@ def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     mode = ReductionMode.RELAY if facts.deterministic else ReductionMode.ATOMIC
     for tile in configs_for(facts.headdim_qk, facts.headdim_v):
         walks = [heads for heads in range(1, facts.group + 1) if facts.group % heads == 0]
-        seconds = {heads: main_seconds(facts, tile, target.sm_count, heads) for heads in walks}
-        best = min(walks, key=lambda heads: (seconds[heads], -heads))
         if mode is ReductionMode.RELAY and effective_bounds(facts)[1] is not None:
             best = 1  # a CTA that walks several heads of a causal mask waits, head after head, for the longest one
+        else:
+            seconds = {heads: main_seconds(facts, tile, target.sm_count, heads) for heads in walks[len(walks) == 1 :]}
+            best = min(seconds, key=lambda heads: (seconds[heads], -heads), default=1)
         ranked += [knobs_of(tile, heads, mode) for heads in dict.fromkeys((best, facts.group))]
     return tuple(ranked)

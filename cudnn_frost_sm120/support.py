@@ -21,6 +21,10 @@ STATS_DTYPE = "fp32"
 LENGTH_DTYPE = "int32"
 SINK_DTYPE = "fp32"
 SCALE_DTYPE = "fp32"
+MAX_SEQLEN = 2**28
+"""Rows of queries or keys: sums of lengths and mask bounds stay within 32 bits in a kernel."""
+MAX_HEAD_ELEMENTS = 2**31
+"""Padded query rows times native head dim: offsets within one head's dQ accumulator are 32-bit."""
 MAX_BIAS_ROW_STRIDE = 2**24
 """Elements between two query rows of a bias: offsets within a tile are 32-bit."""
 STRIDE_MULTIPLE = TMA_ALIGNMENT // ITEMSIZE["bf16"]
@@ -146,6 +150,7 @@ _LIMITS = (
         "the same",
         "the same",
     ),
+    ("lengths", f"up to {MAX_SEQLEN}, and S_q times the native d_qk below 2^31", "not compared", "not compared"),
     ("stats strides", "any that do not broadcast", "the same", "from cuDNN 9.26 on"),
     ("kernel compiles for other B, H, S or strides", "none", "one each", "not compared"),
     ("planning with no GPU", YES, NO, "with a device_property"),

@@ -109,6 +109,11 @@ CASES: dict[str, Case] = {
     "heads": Case(attributed(hq=4, hk=2, hv=4), "H_v=4", attributed(hq=4, hk=1)),
     "headdim_multiple": Case(attributed(d=68), "d_qk=68", attributed(d=72)),
     "headdim_max": Case(attributed(d=264), "d_qk=264", attributed(d=256)),
+    "length_max": Case(
+        attributed(b=1, hq=1, hk=1, d=128, sq=2**24, sk=64, use_causal_mask=True),
+        "up to 16777152 query rows",
+        attributed(b=1, hq=1, hk=1, d=128, sq=2**24 - 64, sk=2**28, use_causal_mask=True),
+    ),
     # On q, which no lowering describes as transposed.
     "headdim_contiguous": Case(attributed(strides={"q": [32768, 8192, 1, 128]}), "q must have stride 1"),
     "broadcast": Case(attributed(strides={"do": [0, 64, 256, 1]}), "stride 0 on its batch", attributed(b=1)),
