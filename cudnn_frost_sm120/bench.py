@@ -1,6 +1,7 @@
 """The benchmark: our first plan against peers on the same graph, interleaved in one process.
 
     python -m cudnn_frost_sm120 bench --grid main --against baseline,fa2,cudnn
+    python -m cudnn_frost_sm120 bench --model
 
 Every cell is checked against the fp64 oracle on one key head before its times count. Times are medians of CUDA-event
 intervals over the whole chain, the candidates taken in turn (A B A B), on random inputs. A peer that does not serve a
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", choices=GRIDS, default="main")
     parser.add_argument("--against", default="baseline,fa2", help=f"comma-separated, of {', '.join(PEERS)}")
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds of every candidate")
+    parser.add_argument("--model", action="store_true", help="the static model of SM120 instead; needs no GPU")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs matplotlib")
@@ -49,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 if every cell was right and timed, 2 if nothing could be measured."""
+    if options.model:
+        from . import sm120_model, target
+
+        print("\n".join(sm120_model.report(target.named("sm_120"))))
+        return 0
     import torch
 
     peers = [peer for peer in options.against.split(",") if peer]

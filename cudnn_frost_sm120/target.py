@@ -47,6 +47,11 @@ def resolve(graph: Any = None) -> Target:
     return for_device(_current_device(graph))
 
 
+def named(name: str) -> Target:
+    """The target of a name, with no device. Raises KeyError for an unknown one."""
+    return _NAMED[name]
+
+
 def for_device(device: int) -> Target:
     """The target of one CUDA ordinal. Raises NotImplementedError if that GPU is not served."""
     from cudnn._device import device_info
