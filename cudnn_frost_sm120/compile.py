@@ -55,7 +55,8 @@ def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
                 )
             after = compiled_cache.stats()
             compiles = sum(after[kind] - before[kind] for kind in ("misses", "bypassed"))
-            _COUNT[key.name] += compiles
+            if compiles:
+                _COUNT[key.name] += compiles
             _LOG.info("%s for %s: %s", key.name, target.arch, "compiled" if compiles else "loaded from the disk cache")
             _CHAINS[slot] = (compiled, compiled_cache.positional_entry(compiled) or compiled)
         return _CHAINS[slot][1]
