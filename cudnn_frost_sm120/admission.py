@@ -42,12 +42,21 @@ class Rule:
     predicate: Callable[[BwdFacts, Target], bool]
     reason: Callable[[BwdFacts, Target], str]
 
+    def says(self, facts: BwdFacts, target: Target) -> str:
+        """The reason with the rule's name."""
+        return f"{self.reason(facts, target)} [{self.name}]"
+
+
+def declining_rule(facts: BwdFacts, target: Target) -> Rule | None:
+    """The first rule that declines ``facts`` on ``target``, or None where it is served."""
+    return next((rule for rule in RULES if rule.predicate(facts, target)), None)
+
 
 def decline_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs | None = None) -> str | None:
     """Why ``facts`` is not served on ``target`` (with ``knobs``, if given), or None where it is."""
-    for rule in RULES:
-        if rule.predicate(facts, target):
-            return f"{rule.reason(facts, target)} [{rule.name}]"
+    rule = declining_rule(facts, target)
+    if rule is not None:
+        return rule.says(facts, target)
     if knobs is not None:
         from .heuristics import ranked_knobs
 
@@ -65,7 +74,7 @@ def _names(tensors: Iterable[TensorFacts]) -> str:
     return ", ".join(tensor.name for tensor in tensors)
 
 
-# Every helper below returns what is wrong, or an empty value; the rules turn that into their two halves.
+# Every helper below returns what is wrong, or an empty value; ``_fault`` turns that into the two halves of a rule.
 
 
 def _misshapen(facts: BwdFacts) -> str:
@@ -239,6 +248,11 @@ def _not_served(feature: Feature) -> Rule:
     )
 
 
+def _fault(name: str, find: Callable[[BwdFacts], str], rule: str = "") -> Rule:
+    """Declines where ``find`` finds something wrong; the reason is that and, if it does not say so itself, the rule."""
+    return Rule(name, lambda facts, target: bool(find(facts)), lambda facts, target: find(facts) + rule)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "target",
@@ -270,7 +284,7 @@ RULES: tuple[Rule, ...] = (
         lambda f, t: any(len(tensor.dim) != 4 or len(tensor.stride) != 4 for tensor in _operands(f)),
         lambda f, t: f"{_names(x for x in _operands(f) if len(x.dim) != 4 or len(x.stride) != 4)} must have 4 dims",
     ),
-    Rule("shapes", lambda f, t: bool(_misshapen(f)), lambda f, t: _misshapen(f)),
+    _fault("shapes", _misshapen),
     *(_not_served(feature) for feature in FEATURES if not feature.served),
     Rule(
         "dtype",
@@ -302,38 +316,22 @@ RULES: tuple[Rule, ...] = (
         lambda f, t: not configs_for(f.headdim_qk, f.headdim_v),
         lambda f, t: f"{_headdims_of(f)}, and head dims up to {MAX_HEADDIM} are served",
     ),
-    Rule("length_max", lambda f, t: bool(_too_long(f)), lambda f, t: _too_long(f)),
-    Rule(
-        "headdim_contiguous",
-        lambda f, t: bool(_not_contiguous(f)),
-        lambda f, t: f"{_not_contiguous(f)} must have stride 1 on the head dim",
-    ),
-    Rule(
-        "broadcast",
-        lambda f, t: bool(_broadcast(f)),
-        lambda f, t: f"{_broadcast(f)}, and must not be expanded or reversed",
-    ),
-    Rule(
-        "stride_multiple",
-        lambda f, t: bool(_odd_stride(f)),
-        lambda f, t: f"{_odd_stride(f)}, and must be a multiple of {STRIDE_MULTIPLE} elements (16 bytes)",
-    ),
-    Rule(
-        "stride_max",
-        lambda f, t: bool(_huge_stride(f)),
-        lambda f, t: f"{_huge_stride(f)}, and must be below {TMA_MAX_STRIDE} bytes",
-    ),
+    _fault("length_max", _too_long),
+    _fault("headdim_contiguous", _not_contiguous, " must have stride 1 on the head dim"),
+    _fault("broadcast", _broadcast, ", and must not be expanded or reversed"),
+    _fault("stride_multiple", _odd_stride, f", and must be a multiple of {STRIDE_MULTIPLE} elements (16 bytes)"),
+    _fault("stride_max", _huge_stride, f", and must be below {TMA_MAX_STRIDE} bytes"),
     Rule(
         "virtual",
         lambda f, t: any(x.virtual for x in (*f.inputs(), *f.outputs())),
         lambda f, t: f"{_names(x for x in (*f.inputs(), *f.outputs()) if x.virtual)} must be set_output(True)",
     ),
-    Rule("overlap", lambda f, t: bool(_overlapping(f)), lambda f, t: _overlapping(f)),
-    Rule("mask_bounds", lambda f, t: bool(_bad_bound(f)), lambda f, t: _bad_bound(f)),
-    Rule("lengths", lambda f, t: bool(_bad_lengths(f)), lambda f, t: _bad_lengths(f)),
-    Rule("bias_shape", lambda f, t: bool(_bad_bias(f)), lambda f, t: _bad_bias(f)),
-    Rule("scale_tensor_shape", lambda f, t: bool(_bad_scale_tensor(f)), lambda f, t: _bad_scale_tensor(f)),
-    Rule("sink_shape", lambda f, t: bool(_bad_sink(f)), lambda f, t: _bad_sink(f)),
+    _fault("overlap", _overlapping),
+    _fault("mask_bounds", _bad_bound),
+    _fault("lengths", _bad_lengths),
+    _fault("bias_shape", _bad_bias),
+    _fault("scale_tensor_shape", _bad_scale_tensor),
+    _fault("sink_shape", _bad_sink),
     Rule(
         "scale",
         lambda f, t: f.scale is not None and not abs(f.scale) <= FP32_MAX,

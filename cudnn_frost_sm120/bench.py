@@ -117,6 +117,9 @@ class Problem:
     def __init__(self, cell: Cell):
         import torch
 
+        from .facts import MaskFacts
+        from .reference import keep_mask
+
         self.cell, self.scale = cell, 1 / math.sqrt(cell.headdim_qk)
         torch.manual_seed(0)
 
@@ -128,32 +131,25 @@ class Problem:
         self.o = torch.empty_like(self.do)
         self.stats = torch.empty(cell.batch, cell.heads_q, cell.seqlen, 1, device="cuda")
         self.dq, self.dk, self.dv = torch.empty_like(self.q), torch.empty_like(self.k), torch.empty_like(self.v)
+        self.mask = MaskFacts(left_bound=cell.window, right_bound=0 if cell.causal else None)
+        row, full = torch.arange(cell.seqlen, device="cuda"), torch.tensor(cell.seqlen, device="cuda")
+        dropped = ~keep_mask(self.mask, row[:, None], row[None], full, full)
         group = cell.heads_q // cell.heads_k
         for b in range(cell.batch):
             for h in range(cell.heads_q):
                 scores = (self.q[b, h].float() @ self.k[b, h // group].float().T) * self.scale
-                scores.masked_fill_(~self._keep(), float("-inf"))
+                scores.masked_fill_(dropped, float("-inf"))
                 self.stats[b, h, :, 0] = scores.logsumexp(-1)
                 self.o[b, h] = (scores.softmax(-1) @ self.v[b, h // group].float()).to(torch.bfloat16)
 
-    def _keep(self) -> Any:
-        import torch
-
-        q = torch.arange(self.cell.seqlen, device="cuda")[:, None]
-        k = torch.arange(self.cell.seqlen, device="cuda")[None]
-        keep = k <= q if self.cell.causal else torch.ones_like(k <= q)
-        return keep if self.cell.window is None else keep & (k > q - self.cell.window)
-
     def errors(self) -> dict[str, float]:
         """Errors of the first key head and the first of its query heads, against the fp64 oracle."""
-        from .facts import MaskFacts
         from .reference import relative_error, sdpa_backward
 
         group = self.cell.heads_q // self.cell.heads_k
         q, o, do, stats = (t[:1, :group].double() for t in (self.q, self.o, self.do, self.stats))
         k, v = self.k[:1, :1].double(), self.v[:1, :1].double()
-        mask = MaskFacts(left_bound=self.cell.window, right_bound=0 if self.cell.causal else None)
-        expected = sdpa_backward(q, k, v, o, do, stats, scale=self.scale, mask=mask)
+        expected = sdpa_backward(q, k, v, o, do, stats, scale=self.scale, mask=self.mask)
         got = {"dq": self.dq[:1, :group], "dk": self.dk[:1, :1], "dv": self.dv[:1, :1]}
         return {name: relative_error(tensor, getattr(expected, name)) for name, tensor in got.items()}
 

@@ -93,17 +93,8 @@ def fake_arguments(key: ChainKey) -> list[Any]:
 
     from .kernels.operands import TENSORS
 
-    def addresses(count: int, present: bool = True) -> list[Any]:
-        return [Int64(1) if present else None] * count
-
-    operands = [*addresses(len(TENSORS)), *addresses(2, key.padded), *addresses(2, key.dsink)]
-    operands += [
-        *addresses(1, key.bias is not None),
-        *addresses(1, key.dbias is not None),
-        *addresses(1, key.scale_tensor),
-    ]
-    workspace_and_geometry = addresses(2)
-    return [*operands, *workspace_and_geometry, cute.runtime.make_fake_stream()]
+    present = [True] * len(TENSORS) + list(key.optional_operands.values()) + [True, True]  # workspace, geometry
+    return [*(Int64(1) if given else None for given in present), cute.runtime.make_fake_stream()]
 
 
 @lru_cache(maxsize=1)

@@ -46,17 +46,36 @@ class Cubin:
         for symbol, usage in re.findall(r"Function (\S+):\s*\n?\s*(REG:.*)", text):
             kernel = next(name for name in KERNELS if f"kernels{name}" in symbol)
             numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
-            shared = SmemLayout(self.key.tile).total if kernel == "main" else 0
-            found.append(KernelResources(kernel, numbers["REG"], numbers["STACK"], shared, self.seconds))
+            found.append(
+                KernelResources(kernel, numbers["REG"], numbers["STACK"], self._shared_bytes(kernel), self.seconds)
+            )
         return sorted(found, key=lambda row: KERNELS.index(row.kernel))
+
+    def _shared_bytes(self, kernel: str) -> int:
+        """What the kernel's own layout takes; the cubin does not say, as it is asked for at launch."""
+        from .compile import build_chain
+
+        if kernel == "dbias":
+            return build_chain(self.key).dbias.smem_bytes
+        return SmemLayout(self.key.tile).total if kernel == "main" else 0
 
     def sass(self) -> str:
         """Disassembly of every kernel."""
         return _run("nvdisasm", "-c", self.image)
 
+    def main_sass(self) -> str:
+        """Disassembly of the main kernel alone."""
+        return next(text for symbol, text in functions(self.sass()) if "kernelsmain" in symbol)
+
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""
         return [line.strip() for line in self.sass().splitlines() if is_forbidden(line)]
+
+
+def functions(sass: str) -> list[tuple[str, str]]:
+    """(symbol, disassembly) of every kernel in a disassembly."""
+    parts = re.split(r"^\.text\.(\S+):", sass, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 _FORBIDDEN = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(?:" + "|".join((*FORBIDDEN_SASS, *SPILL_SASS)) + ")")

@@ -12,8 +12,6 @@ from .kernels.operands import TENSORS, Band, Extents, Geometry, Scratch, pack_ge
 from .plan import BwdPlan, effective_bounds
 from .workspace import WORKSPACE_ALIGNMENT
 
-OPTIONAL_TENSORS = ("seq_len_q", "seq_len_kv", "sink", "dsink", "bias", "dbias", "scale_tensor")
-"""Operands that the chain takes after `TENSORS`; absent ones are None."""
 WORD_ALIGNMENT = 4
 
 
@@ -47,15 +45,6 @@ def read_host_scale(address: int | None) -> float:
     return value
 
 
-def alignment_of(plan: BwdPlan, name: str) -> int:
-    """Bytes that an optional operand's address is a multiple of; 0 when the plan does not read it."""
-    key = plan.key
-    used = {"seq_len_q": key.padded, "seq_len_kv": key.padded, "sink": key.dsink, "dsink": key.dsink}
-    used |= {"bias": key.bias is not None, "dbias": key.dbias is not None, "scale_tensor": key.scale_tensor}
-    tensor = getattr(plan.facts, name)
-    return ITEMSIZE[tensor.dtype] if used[name] else 0
-
-
 class Launcher:
     """One plan, ready to run on any buffers of its geometry, from any thread."""
 
@@ -64,7 +53,11 @@ class Launcher:
         self._chain = chain
         self._workspace_bytes = plan.workspace_bytes
         required = [(name, WORD_ALIGNMENT if name == "stats" else TMA_ALIGNMENT) for name in TENSORS]
-        self._operands = (*required, *((name, alignment_of(plan, name)) for name in OPTIONAL_TENSORS))
+        optional = [
+            (name, ITEMSIZE[getattr(facts, name).dtype] if present else 0)
+            for name, present in plan.key.optional_operands.items()
+        ]
+        self._operands = (*required, *optional)  # (name, alignment in bytes, 0 for an absent operand)
         left, right = effective_bounds(facts)
         extents = (facts.batch, facts.heads_q, facts.heads_k, facts.seqlen_q, facts.seqlen_k)
         geometry = Geometry(

@@ -31,6 +31,19 @@ class ChainKey:
     every_lane_arrives: bool = False  # a build for race checkers (kernels/main_setup.py); no plan has it
 
     @property
+    def optional_operands(self) -> dict[str, bool]:
+        """Operands of the chain after the strided ones, in its order, and whether this chain has them."""
+        return {
+            "seq_len_q": self.padded,
+            "seq_len_kv": self.padded,
+            "sink": self.dsink,
+            "dsink": self.dsink,
+            "bias": self.bias is not None,
+            "dbias": self.dbias is not None,
+            "scale_tensor": self.scale_tensor,
+        }
+
+    @property
     def name(self) -> str:
         """Short and readable, for logs and compiled symbols; unique among the keys of one version."""
         tile = self.tile

@@ -145,9 +145,7 @@ def report(target: Target) -> list[str]:
     columns = ["head dims", "tile", "tensor (16 / 32)", "shared", "MUFU", "FP32", "issue", *gpu_columns]
     lines = ["| " + " | ".join(columns) + " |", "| --- |" + " --- |" * (len(columns) - 1)]
     for tile in TABLE:
-        sass = compile_cubin(plain_key(tile), target).sass()
-        main = next(part for part in re.split(r"^\.text\.", sass, flags=re.M) if "MainKernel" in part.split(":")[0])
-        loops = main_loops(main)
+        loops = main_loops(compile_cubin(plain_key(tile), target).main_sass())
         pipes = {gpu: count_pipes(loops, tile, gpu.hmma_cycles) for gpu in GPUS}
         some = pipes[GPUS[0]]
         row = [f"{tile.headdim_qk}/{tile.headdim_v}", f"{tile.tile_m}x{tile.tile_n}"]

@@ -169,12 +169,12 @@ def facts_from_signatures(given: dict[str, _Signature], mask: MaskFacts, scale: 
 
 def refuse(facts: BwdFacts, resolved: Target) -> None:
     """Raise the first admission rule that hits: ValueError where arguments contradict each other, else a decline."""
-    from .admission import RULES
+    from .admission import declining_rule
 
-    for rule in RULES:
-        if rule.predicate(facts, resolved):
-            kind = ValueError if rule.name in _CONTRADICTIONS else NotImplementedError
-            raise kind(f"{rule.reason(facts, resolved)} [{rule.name}]")
+    rule = declining_rule(facts, resolved)
+    if rule is not None:
+        kind = ValueError if rule.name in _CONTRADICTIONS else NotImplementedError
+        raise kind(rule.says(facts, resolved))
 
 
 def _record(name: str, signature: _Signature, batch: int) -> TensorFacts:

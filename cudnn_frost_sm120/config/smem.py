@@ -1,4 +1,4 @@
-"""Shared-memory layout of the main kernel: exact byte offsets, used by admission and by the kernel."""
+"""Shared-memory layout of the main kernel: exact byte offsets, used by the kernel and by the cubin report."""
 
 from __future__ import annotations
 

@@ -92,7 +92,6 @@ class MainKernel:
             end=end,
             tiles=(end - begin) * heads_walked,
             mask=mask,
-            len_q=seqlen.len_q,
             bias=None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k),
             turns=self.turns(scratch, first_row) if config.relay else None,
             head_turns=padded_q // tile.tile_m * WARPS_PER_GROUP,

@@ -37,7 +37,7 @@ def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do
     query heads: each has one such tile, or none has.
     """
     tile, smem = config.tile, config.smem
-    valid = cta.len_q - m_block * tile.tile_m
+    valid = cta.mask.len_q - m_block * tile.tile_m
     if valid < tile.tile_m:
         wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
         wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)

@@ -43,48 +43,26 @@ class QuerySources:
 
 def load_q(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head) -> None:
     """Q of a query tile with its LSE rows; called by one elected thread, as `load_do`."""
-    smem = config.smem
-    dst, rows_dst = smem.q + stage * smem.q_bytes, smem.lse + stage * smem.row_bytes
-    _load(
-        config,
-        cta,
-        src.tma_q,
-        config.tile.headdim_qk,
-        dst,
-        rows_dst,
-        smem.q_full + 8 * stage,
-        src.lse,
-        src.padded_q,
-        m_block,
-        head,
-    )
+    smem, headdim = config.smem, config.tile.headdim_qk
+    places = (smem.q + stage * smem.q_bytes, smem.lse + stage * smem.row_bytes, smem.q_full + 8 * stage)
+    _load(config, cta, src.tma_q, src.lse, headdim, places, src.padded_q, m_block, head)
 
 
 def load_do(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head) -> None:
     """dO of a query tile with its delta rows."""
-    smem = config.smem
-    dst, rows_dst = smem.do + stage * smem.do_bytes, smem.delta + stage * smem.row_bytes
-    _load(
-        config,
-        cta,
-        src.tma_do,
-        config.tile.headdim_v,
-        dst,
-        rows_dst,
-        smem.do_full + 8 * stage,
-        src.delta,
-        src.padded_q,
-        m_block,
-        head,
-    )
+    smem, headdim = config.smem, config.tile.headdim_v
+    places = (smem.do + stage * smem.do_bytes, smem.delta + stage * smem.row_bytes, smem.do_full + 8 * stage)
+    _load(config, cta, src.tma_do, src.delta, headdim, places, src.padded_q, m_block, head)
 
 
-def _load(config: MainConfig, cta: Cta, tma, headdim: int, dst, rows_dst, bar, rows, padded_q, m_block, head) -> None:
-    tile_m, row_bytes, bar = config.tile.tile_m, config.smem.row_bytes, cta.smem + bar
+def _load(config: MainConfig, cta: Cta, tma, rows, headdim: int, places, padded_q, m_block, head) -> None:
+    """`places`: offsets of the tile, of its fp32 rows and of the barrier that they complete on."""
+    dst, rows_dst, bar = (cta.smem + place for place in places)
+    tile_m, row_bytes = config.tile.tile_m, config.smem.row_bytes
     expect_bytes(bar, chunks(headdim) * tile_m * 128 + row_bytes)
-    tma_load_tile(tma, cta.smem + dst, bar, m_block * tile_m, head, cta.batch, tile_m, chunks(headdim))
+    tma_load_tile(tma, dst, bar, m_block * tile_m, head, cta.batch, tile_m, chunks(headdim))
     first = Int64(head_in_group(config, cta, head)) * padded_q + m_block * tile_m
-    bulk_load(cta.smem + rows_dst, rows + first, row_bytes, bar)
+    bulk_load(rows_dst, rows + first, row_bytes, bar)
 
 
 class GradientGroup:

@@ -59,7 +59,6 @@ class Cta:
     end: Any
     tiles: Any
     mask: Mask
-    len_q: Any
     bias: Bias | None
     turns: Any  # pointer to the relay's counters of first_head_q: [query tile][warp pair]; None without the relay
     head_turns: Any  # counters of one head

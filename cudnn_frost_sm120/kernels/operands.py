@@ -75,7 +75,7 @@ class Scratch(NamedTuple):
     lse: Any  # fp32 [batch * heads_q][padded seqlen_q], in log2 units, +inf where P must be 0
     delta: Any  # fp32 [batch * heads_q][padded seqlen_q]
     dq_accum: Any  # fp32 accumulator, device/accumulator.py
-    dk_partial: Any  # fp32 accumulators of the group splits; None where one CTA walks a whole group
+    dk_partial: Any  # fp32 accumulators of the group splits; not there where one CTA walks a whole group
     dv_partial: Any
     turns: Any  # int32 counters of the relay, [batch * heads_q][query tile][warp pair]
     ticket: Any  # int32, one

@@ -25,7 +25,7 @@ THREADS = 256
 
 
 class PreprocessKernel:
-    """One CTA per `ROWS` query rows of a head. `headdim_*` are the native head dims (multiples of 32)."""
+    """One CTA per `ROWS` query rows of a head."""
 
     def __init__(self, config: MainConfig):
         headdim_v = config.tile.headdim_v

@@ -64,17 +64,11 @@ def assert_within_budget(built: cubin.Cubin) -> None:
     if may_spill:
         forbidden = [line for line in forbidden if not SPILL.search(line)]
     assert forbidden == [], built.key.name
-    main = [text for name, text in functions(built.sass()) if "MainKernel" in name]
+    main = [text for name, text in cubin.functions(built.sass()) if "MainKernel" in name]
     assert len(main) == 1
     assert main[0].count("HMMA.16816.F32") > 0
     assert "UTMALDG" in main[0]
     assert cubin.KERNELS[0] in {row.kernel for row in built.report()}
-
-
-def functions(sass: str) -> list[tuple[str, str]]:
-    """(symbol, disassembly) of every kernel."""
-    parts = re.split(r"^\.text\.(\S+):", sass, flags=re.M)
-    return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("headdims", NATIVE, ids=str)

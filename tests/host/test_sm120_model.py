@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from cudnn_frost_sm120 import sm120_model as model
@@ -53,9 +51,8 @@ def test_a_tensor_bound_loop_reaches_the_peak(gpu: model.Gpu) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("tile", [TABLE[1], TABLE[-1]], ids=lambda tile: str(tile.headdim_qk))
 def test_the_loops_hold_exactly_the_five_gemms(tile: TileConfig) -> None:
-    sass = compile_cubin(model.plain_key(tile), Target("sm_120", "sm_120a", None, 188)).sass()
-    main = next(part for part in re.split(r"^\.text\.", sass, flags=re.M) if "MainKernel" in part.split(":")[0])
-    loops = model.main_loops(main)
+    built = compile_cubin(model.plain_key(tile), Target("sm_120", "sm_120a", None, 188))
+    loops = model.main_loops(built.main_sass())
     assert len(loops) == 2
     hmmas = sum(opcode.startswith("HMMA") for body in loops for opcode, _ in body)
     assert hmmas * model.SUB_PARTITIONS * model.HMMA_FLOPS == model.tile_flops(tile)
