@@ -78,7 +78,14 @@ def build_chain(key: ChainKey) -> Any:
     dtypes = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32, None: None}
     mask = MaskKinds(key.mask_right, key.mask_left, rows=key.bias is not None)
     config = MainConfig(
-        dtypes[key.dtype], key.tile, mask, key.grouped, key.padded, key.relay, dtypes[key.bias], key.every_lane_arrives
+        dtypes[key.dtype],
+        key.tile,
+        mask,
+        key.grouped,
+        key.padded,
+        key.reduction,
+        dtypes[key.bias],
+        key.every_lane_arrives,
     )
     dbias = None
     if key.dbias is not None:

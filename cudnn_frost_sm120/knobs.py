@@ -13,6 +13,7 @@ class ReductionMode(IntEnum):
 
     ATOMIC = 0  # fp32 atomic adds into workspace, in whatever order they come
     RELAY = 1  # the same adds in a fixed order of key tiles: deterministic
+    RECOMPUTE = 3  # no adds: a kernel of its own recomputes the scores of each query tile: deterministic
 
 
 PUBLIC_NAMES = {

@@ -22,7 +22,7 @@ class ChainKey:
     grouped: bool
     padded: bool
     dsink: bool
-    relay: bool
+    reduction: ReductionMode
     bias: str | None = None  # dtype of the bias
     dbias: str | None = None  # dtype of dBias
     dbias_over_q: bool = False  # dBias has extent 1 there: its kernel sums over the dim
@@ -53,7 +53,7 @@ class ChainKey:
             "gqa": self.grouped,
             "padded": self.padded,
             "dsink": self.dsink,
-            "relay": self.relay,
+            self.reduction.name.lower(): self.reduction is not ReductionMode.ATOMIC,
             f"bias_{self.bias}": self.bias is not None,
             f"dbias_{self.dbias}": self.dbias is not None,
             "over_q": self.dbias_over_q,
@@ -124,14 +124,14 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         grouped=facts.group > 1,
         padded=facts.mask.padding,
         dsink=facts.dsink is not None,
-        relay=knobs.reduction_mode is ReductionMode.RELAY,
+        reduction=knobs.reduction_mode,
         bias=None if facts.bias is None else facts.bias.dtype,
         dbias=None if facts.dbias is None else facts.dbias.dtype,
         scale_tensor=facts.scale_tensor is not None and not facts.scale_tensor.by_value,
         dbias_over_q=facts.dbias is not None and facts.dbias.dim[2] == 1,
         dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )
-    workspace = layout(facts, tile, knobs.heads_per_cta, key.relay)
+    workspace = layout(facts, tile, knobs.heads_per_cta, key.reduction)
     return BwdPlan(
         facts, knobs, target, key, workspace, head_group_of(facts, knobs), key_group_of(facts, knobs, target)
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .config.smem import SmemLayout
 from .config.tiles import TABLE, TileConfig
 from .cubin import compile_cubin
+from .knobs import ReductionMode
 from .plan import ChainKey
 from .target import Target
 
@@ -131,7 +132,14 @@ def _shared_bytes(opcode: str) -> int:
 def plain_key(tile: TileConfig) -> ChainKey:
     """The bf16 chain of a configuration without any feature."""
     return ChainKey(
-        "bf16", tile, mask_right=False, mask_left=False, grouped=False, padded=False, dsink=False, relay=False
+        "bf16",
+        tile,
+        mask_right=False,
+        mask_left=False,
+        grouped=False,
+        padded=False,
+        dsink=False,
+        reduction=ReductionMode.ATOMIC,
     )
 
 

@@ -8,6 +8,7 @@ from .config.padding import padded_keys, padded_queries
 from .config.roles import WARPS_PER_GROUP
 from .config.tiles import TileConfig
 from .facts import BwdFacts
+from .knobs import ReductionMode
 
 REGION_ALIGNMENT = 256
 WORKSPACE_ALIGNMENT = 16
@@ -37,18 +38,21 @@ class WorkspaceTable:
         return next((region.offset for region in self.regions if region.name == name), 0)
 
 
-def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, relay: bool) -> WorkspaceTable:
-    """Regions of the atomic and relay routes, linear in S.
+def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: ReductionMode) -> WorkspaceTable:
+    """Regions of a plan, linear in S.
 
-    Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ. Where the query
-    heads of a group are split over CTAs, per padded key row of a key head and part: 4 * (native head dims) of dK, dV.
+    Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ, unless dQ is
+    recomputed. Where the query heads of a group are split over CTAs, per padded key row of a key head and part:
+    4 * (native head dims) of dK, dV.
     """
     rows = facts.batch * facts.heads_q * padded_queries(facts.seqlen_q)
-    sizes = {"lse": 4 * rows, "delta": 4 * rows, "dq_accum": 4 * rows * tile.headdim_qk}
+    sizes = {"lse": 4 * rows, "delta": 4 * rows}
+    if mode is not ReductionMode.RECOMPUTE:
+        sizes["dq_accum"] = 4 * rows * tile.headdim_qk
     if heads_per_cta < facts.group:
         parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
         sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
-    if relay:
+    if mode is ReductionMode.RELAY:
         sizes |= {"turns": 4 * rows // tile.tile_m * WARPS_PER_GROUP, "ticket": 4}
     regions, offset = [], 0
     for name, nbytes in sizes.items():

@@ -1,4 +1,4 @@
-"""Which query tiles a key tile visits. The same Python runs on plain integers and in a kernel."""
+"""Which query tiles a key tile visits, and the reverse. The same Python runs on plain integers and in a kernel."""
 
 from __future__ import annotations
 
@@ -23,4 +23,20 @@ def query_tiles(n_block, tile_m: int, tile_n: int, seqlen: SeqlenInfo, mask: Mas
     begin = first_query >> shift
     end = (end_query + tile_m - 1) >> shift
     nothing = (first_key >= seqlen.len_k) | (end_query <= first_query)
+    return begin, select(nothing, begin, maximum(begin, end))
+
+
+def key_tiles(m_block, tile_m: int, tile_n: int, seqlen: SeqlenInfo, mask: Mask):
+    """Half-open range of key tiles in which any pair with a query of tile `m_block` may be kept."""
+    shift = tile_n.bit_length() - 1
+    first_query = m_block * tile_m
+    first_key, end_key = 0, seqlen.len_k
+    if mask.kinds.left:
+        first_key = maximum(first_query - mask.left_reach + 1, 0)
+    if mask.kinds.right:
+        last_query = minimum(first_query + tile_m, seqlen.len_q) - 1
+        end_key = minimum(end_key, last_query + mask.right_reach + 1)
+    begin = first_key >> shift
+    end = (end_key + tile_n - 1) >> shift
+    nothing = (first_query >= seqlen.len_q) | (end_key <= first_key)
     return begin, select(nothing, begin, maximum(begin, end))

@@ -49,6 +49,24 @@ class Mask:
             end = self.len_q if end is None else minimum(end, self.len_q)
         return end
 
+    def first_key(self, query):
+        """First key that the query keeps; None when no bound is tested."""
+        return query - self.left_reach + 1 if self.kinds.left else None
+
+    def end_key(self, query):
+        """One past the last key that the query keeps; 0 for a query past the length, where that is tested."""
+        end = minimum(self.len_k, query + self.right_reach + 1) if self.kinds.right else self.len_k
+        return select(query < self.len_q, end, 0) if self.kinds.rows else end
+
+    def drops_tile(self, query, queries: int, key, keys: int):
+        """Whether every pair of the tile at (query, key) is masked; a right or left bound exists."""
+        drops = key >= self.len_k
+        if self.kinds.right:
+            drops = drops | (query + queries <= key - self.right_reach)
+        if self.kinds.left:
+            drops = drops | (query >= key + (keys - 1) + self.left_reach)
+        return drops
+
     def cuts_tile(self, query, queries: int, key, keys: int):
         """Whether any pair of the tile at (query, key) is masked."""
         cut = key + keys > self.len_k

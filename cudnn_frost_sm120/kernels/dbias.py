@@ -32,7 +32,7 @@ from ..device.copy import (
 )
 from ..device.mma import gemm_scores
 from ..device.pipeline import expect_bytes, wait
-from ..device.scores import log2_probabilities
+from ..device.scores import log2_probabilities, mask_log2
 from ..device.select import maximum, minimum
 from .main_setup import MainConfig, key_fragments, mask_of
 from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
@@ -144,7 +144,8 @@ class DbiasKernel:
                         lse = smem_ptr(base + self.lse + 8 * (lane & 3), Float32)
                         delta = smem_ptr(base + self.delta + 8 * (lane & 3), Float32)
                         place = (batch, head, m_block * tile.tile_m, n_block * TILE_N + keys, lane)
-                        x = log2_probabilities(acc_s, lse, mask, values, *place, scale_log2, 1, tile.tile_m)
+                        x = log2_probabilities(acc_s, lse, values, *place, scale_log2, 1, tile.tile_m)
+                        mask_log2(x, mask, *place[2:], 1, tile.tile_m)
                         for j in cutlass.range_constexpr(tile.tile_m // 8):
                             rows = (delta + 8 * j).load(count=2, alignment=8)
                             for e in cutlass.range_constexpr(4):

@@ -27,7 +27,16 @@ from ..device.relay import fence, pass_turn, peek, wait_turn
 from ..device.relay_order import key_turn
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, tile_after, turn_counter
+from .main_setup import (
+    Cta,
+    MainConfig,
+    head_in_group,
+    key_fragments,
+    next_tile,
+    pass_over,
+    tile_after,
+    turn_counter,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,6 @@ class GradientGroup:
         acc_dk = cutlass.Array(Float32, tile.key_blocks * (tile.headdim_qk // 8) * 4, alignment=16)
         for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_qk // 8) * 4):
             acc_dk[x] = Float32(0.0)
-        a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
         v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
         arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
 
@@ -108,49 +116,29 @@ class GradientGroup:
                 clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
             if cutlass.const_expr(config.relay):
                 seen = peek(turn_counter(config, cta, m_block, head))
-            wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
-            acc_dp = gemm_scores(
-                v_frags,
-                cta.smem + smem.do + do_stage * smem.do_bytes + b_lane,
-                tile.headdim_v,
-                tile.tile_m,
-                config.dtype,
-            )
-            wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
-            ds_frags = self.score_gradients(cta, acc_dp, p_stage, do_stage)
-            arrive(
-                lane,
-                config.every_lane_arrives,
-                cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group),
-                cta.smem + smem.do_empty + 8 * do_stage,
-            )
-
-            wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
-            if cutlass.const_expr(config.relay):
-                fence()
-                if t >= tile.ds_stages:
-                    pass_turn(turn_counter(config, cta, added_block, added_head), lane)
-                    added_block, added_head = next_tile(config, cta, added_block, added_head)
-                n_block = cta.first_key // tile.tile_n
-                turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
-                wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
-            ds_tile = cta.smem + smem.ds + ds_stage * smem.ds_bytes
-            for block in cutlass.range_constexpr(tile.key_blocks):
-                for k in cutlass.range_constexpr(tile.tile_m // 16):
-                    offset = ds_offset(keys + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4), tile.tile_m)
-                    stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_full + 8 * ds_stage)
-
-            wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
-            gemm_accumulate(
-                acc_dk,
-                ds_frags,
-                cta.smem + smem.q + q_stage * smem.q_bytes + a_lane,
-                tile.headdim_qk,
-                tile.tile_m,
-                config.dtype,
-            )
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
+            stages = (q_stage, q_phase, do_stage, do_phase)
+            if cutlass.const_expr(config.warps_skip):
+                if cta.mask.drops_tile(m_block * tile.tile_m, tile.tile_m, cta.first_key + keys, config.warp_keys):
+                    pass_over(config, cta, *stages)
+                else:
+                    ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
+                    self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
+                    p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+            else:
+                ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
+                p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+                if cutlass.const_expr(config.dq_in_main):
+                    wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
+                    if cutlass.const_expr(config.relay):
+                        fence()
+                        if t >= tile.ds_stages:
+                            pass_turn(turn_counter(config, cta, added_block, added_head), lane)
+                            added_block, added_head = next_tile(config, cta, added_block, added_head)
+                        n_block = cta.first_key // tile.tile_n
+                        turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
+                        wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
+                    self.store_ds(cta, ds_frags, ds_stage)
+                self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
 
             if cta.warp == LOAD_WARP:
                 if t + tile.do_stages < cta.tiles:
@@ -158,7 +146,7 @@ class GradientGroup:
                     if prims.elect_sync():
                         load_do(config, cta, src, do_stage, load_block, load_head)
                     cute.arch.sync_warp()
-            if cutlass.const_expr(tile.dq_both_groups):
+            if cutlass.const_expr(config.dq_in_main and tile.dq_both_groups):
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
                 if t + tile.q_stages < cta.tiles:
@@ -170,10 +158,10 @@ class GradientGroup:
                     cute.arch.sync_warp()
             load_block, load_head = next_tile(config, cta, load_block, load_head)
             m_block, head = next_tile(config, cta, m_block, head)
-            ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
+            if cutlass.const_expr(config.dq_in_main):
+                ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
-            p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
         if cutlass.const_expr(config.relay):
             for i in cutlass.range_constexpr(tile.ds_stages):  # the tiles whose turn is still held
                 if cta.tiles >= tile.ds_stages - i:
@@ -185,9 +173,13 @@ class GradientGroup:
         return acc_dk
 
     @cute.jit
-    def score_gradients(self, cta: Cta, acc_dp, p_stage, do_stage):
+    def score_gradients(self, cta: Cta, v_frags, do_stage, do_phase, p_stage, p_phase):
         """dS^T as A operands of dK: [key_blocks][tile_m / 16][4] registers; P comes from the partner warp."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
+        do_tile = cta.smem + smem.do + do_stage * smem.do_bytes + b_lane_offset(lane)
+        acc_dp = gemm_scores(v_frags, do_tile, tile.headdim_v, tile.tile_m, config.dtype)
+        wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
         p_tile = cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
         p, delta = (
             smem_ptr(p_tile),
@@ -203,4 +195,31 @@ class GradientGroup:
                     lo, hi = unpack_pair(pairs[e], config.dtype)
                     lo, hi = lo * (dp[2 * (e & 1)] - row[0]), hi * (dp[2 * (e & 1) + 1] - row[1])
                     ds[block][k][e] = pack_pair(lo, hi, config.dtype)
+        arrive(
+            lane,
+            config.every_lane_arrives,
+            cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group),
+            cta.smem + smem.do_empty + 8 * do_stage,
+        )
         return ds
+
+    @cute.jit
+    def store_ds(self, cta: Cta, ds_frags, ds_stage):
+        """dS^T of this warp's keys into a free stage, for the warps that compute dQ."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        keys = cta.warp_in_group * config.warp_keys
+        ds_tile = cta.smem + smem.ds + ds_stage * smem.ds_bytes
+        for block in cutlass.range_constexpr(tile.key_blocks):
+            for k in cutlass.range_constexpr(tile.tile_m // 16):
+                offset = ds_offset(keys + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4), tile.tile_m)
+                stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_full + 8 * ds_stage)
+
+    @cute.jit
+    def add_dk(self, cta: Cta, acc_dk, ds_frags, q_stage, q_phase):
+        """acc_dk += dS^T Q, and the Q stage is free."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+        q_tile = cta.smem + smem.q + q_stage * smem.q_bytes + a_lane_offset(lane)
+        gemm_accumulate(acc_dk, ds_frags, q_tile, tile.headdim_qk, tile.tile_m, config.dtype)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)

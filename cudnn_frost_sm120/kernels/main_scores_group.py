@@ -9,10 +9,10 @@ from cutlass import Float32, Int32
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
 from ..device.pipeline import arrive, next_stage, wait
-from ..device.scores import log2_probabilities
+from ..device.scores import log2_probabilities, mask_log2, mask_packed
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile
+from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, pass_over
 
 
 class ScoresGroup:
@@ -21,7 +21,7 @@ class ScoresGroup:
     def __init__(self, config: MainConfig):
         self.config = config
         self.dq = DqTile(config)
-        self.dq_lag = 0 if config.tile.dq_both_groups else 1
+        self.dq_lag = 1 if config.dq_in_main and not config.tile.dq_both_groups else 0
 
     @cute.jit
     def run(self, cta: Cta, scale_log2):
@@ -31,7 +31,6 @@ class ScoresGroup:
         acc_dv = cutlass.Array(Float32, tile.key_blocks * (tile.headdim_v // 8) * 4, alignment=16)
         for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_v // 8) * 4):
             acc_dv[x] = Float32(0.0)
-        a_lane, b_lane = a_lane_offset(lane), b_lane_offset(lane)
         k_tile = cta.smem + smem.k + keys * 128
         k_frags = key_fragments(config, k_tile, lane, tile.headdim_qk, tile.k_in_registers)
         arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
@@ -43,59 +42,89 @@ class ScoresGroup:
             if cutlass.const_expr(config.padded):
                 place = (q_stage, q_phase, do_stage, do_phase)
                 clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
-            wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
-            acc_s = gemm_scores(
-                k_frags, cta.smem + smem.q + q_stage * smem.q_bytes + b_lane, tile.headdim_qk, tile.tile_m, config.dtype
-            )
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
-            p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
+            stages = (q_stage, q_phase, do_stage, do_phase)
+            if cutlass.const_expr(config.warps_skip):
+                if cta.mask.drops_tile(m_block * tile.tile_m, tile.tile_m, cta.first_key + keys, config.warp_keys):
+                    pass_over(config, cta, *stages)
+                else:
+                    self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
+                    p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+            else:
+                self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
+                p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
 
-            wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
-            hand_over = smem_ptr(
-                cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
-            )
-            for block in cutlass.range_constexpr(tile.key_blocks):
-                for k in cutlass.range_constexpr(tile.tile_m // 16):
-                    value = cutlass.Vector.from_elements(tuple(p_frags[block][k]), Int32)
-                    (hand_over + (block * (tile.tile_m // 16) + k) * 128).store(value, alignment=16)
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group))
-
-            wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
-            gemm_accumulate(
-                acc_dv,
-                p_frags,
-                cta.smem + smem.do + do_stage * smem.do_bytes + a_lane,
-                tile.headdim_v,
-                tile.tile_m,
-                config.dtype,
-            )
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
-
-            if t >= self.dq_lag:
-                self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
-                ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
-                dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
+            if cutlass.const_expr(config.dq_in_main):
+                if t >= self.dq_lag:
+                    self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
+                    ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
+                    dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
             m_block, head = next_tile(config, cta, m_block, head)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
-            p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
         if cutlass.const_expr(self.dq_lag > 0):
             if cta.tiles > 0:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
         return acc_dv
 
-    def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2) -> list:
+    @cute.jit
+    def visit(
+        self,
+        cta: Cta,
+        acc_dv,
+        k_frags,
+        m_block,
+        head,
+        scale_log2,
+        q_stage,
+        q_phase,
+        do_stage,
+        do_phase,
+        p_stage,
+        p_phase,
+    ):
+        """P of a query tile, to the partner warp and into dV."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        keys = cta.warp_in_group * config.warp_keys
+        wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+        q_tile = cta.smem + smem.q + q_stage * smem.q_bytes + b_lane_offset(lane)
+        acc_s = gemm_scores(k_frags, q_tile, tile.headdim_qk, tile.tile_m, config.dtype)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
+        p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
+
+        wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
+        hand_over = smem_ptr(
+            cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
+        )
+        for block in cutlass.range_constexpr(tile.key_blocks):
+            for k in cutlass.range_constexpr(tile.tile_m // 16):
+                value = cutlass.Vector.from_elements(tuple(p_frags[block][k]), Int32)
+                (hand_over + (block * (tile.tile_m // 16) + k) * 128).store(value, alignment=16)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group))
+
+        wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
+        do_tile = cta.smem + smem.do + do_stage * smem.do_bytes + a_lane_offset(lane)
+        gemm_accumulate(acc_dv, p_frags, do_tile, tile.headdim_v, tile.tile_m, config.dtype)
+        arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
+
+    @cute.jit
+    def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2):
         """P^T as A operands of dV: [key_blocks][tile_m / 16][4] registers."""
         tile, smem = self.config.tile, self.config.smem
+        columns = tile.tile_m // 8
         lse = smem_ptr(cta.smem + smem.lse + q_stage * smem.row_bytes + 8 * (cta.lane & 3), Float32)
         query, key = m_block * tile.tile_m, cta.first_key + keys
         place = (cta.batch, head, query, key, cta.lane)
-        x = log2_probabilities(acc_s, lse, cta.mask, cta.bias, *place, scale_log2, tile.key_blocks, tile.tile_m)
-        p: list = [[[None] * 4 for _ in range(tile.tile_m // 16)] for _ in range(tile.key_blocks)]
-        for block in range(tile.key_blocks):
-            for j in range(tile.tile_m // 8):
-                at = (block * (tile.tile_m // 8) + j) * 4
-                ex = [cute.math.exp2(x[at + e], fastmath=True) for e in range(4)]
-                p[block][j >> 1][(j & 1) * 2] = pack_pair(ex[0], ex[1], self.config.dtype)
-                p[block][j >> 1][(j & 1) * 2 + 1] = pack_pair(ex[2], ex[3], self.config.dtype)
-        return p
+        x = log2_probabilities(acc_s, lse, cta.bias, *place, scale_log2, tile.key_blocks, tile.tile_m)
+        early = cta.bias is not None  # with a bias, masking late takes more registers than there are
+        if cutlass.const_expr(early):
+            mask_log2(x, cta.mask, query, key, cta.lane, tile.key_blocks, tile.tile_m)
+        p = cutlass.Array(Int32, tile.key_blocks * columns * 2, alignment=16)
+        for at in cutlass.range_constexpr(tile.key_blocks * columns * 2):
+            ex = [cute.math.exp2(x[2 * at + e], fastmath=True) for e in range(2)]
+            p[at] = pack_pair(ex[0], ex[1], self.config.dtype)
+        if cutlass.const_expr(not early):
+            mask_packed(p, cta.mask, query, key, cta.lane, tile.key_blocks, tile.tile_m)
+        return [
+            [[p[(block * columns + 2 * k) * 2 + e] for e in range(4)] for k in range(columns // 2)]
+            for block in range(tile.key_blocks)
+        ]

@@ -14,7 +14,9 @@ from ..config.tiles import TileConfig
 from ..device.bias import Bias
 from ..device.copy import a_lane_offset, gmem_ptr, ldmatrix_x4
 from ..device.mask import Mask, MaskKinds
+from ..device.pipeline import arrive, wait
 from ..device.seqlen import SeqlenInfo
+from ..knobs import ReductionMode
 from .operands import Band, Extents, Lengths
 
 
@@ -27,11 +29,26 @@ class MainConfig:
     mask: MaskKinds
     grouped: bool  # several query heads share a key head (GQA); a CTA walks all of them, or a part
     padded: bool  # per-batch lengths
-    relay: bool  # dQ is added in a fixed order (device/relay.py)
+    reduction: ReductionMode  # how dQ is summed
     bias_dtype: Any = None  # None: no bias
     every_lane_arrives: bool = False
     """For race checkers, which do not see that a lane's accesses are ordered by a warp barrier before lane 0 arrives:
     every lane arrives for itself. The same protocol, slower."""
+
+    @property
+    def relay(self) -> bool:
+        """dQ is added in a fixed order (device/relay.py)."""
+        return self.reduction is ReductionMode.RELAY
+
+    @property
+    def dq_in_main(self) -> bool:
+        """The main kernel computes dQ, else a kernel of its own (dq_recompute) has done so."""
+        return self.reduction is not ReductionMode.RECOMPUTE
+
+    @property
+    def warps_skip(self) -> bool:
+        """A warp passes over tiles that the mask drops for its own keys; with dQ, every warp's dS is waited for."""
+        return not self.dq_in_main and (self.mask.right or self.mask.left)
 
     @property
     def smem(self) -> SmemLayout:
@@ -114,6 +131,16 @@ def key_fragments(config: MainConfig, tile_base, lane, headdim: int, in_register
         return load
     loaded = [load(k) for k in range(headdim // 16)]
     return loaded.__getitem__
+
+
+def pass_over(config: MainConfig, cta: Cta, q_stage, q_phase, do_stage, do_phase) -> None:
+    """Free the stages of a query tile that the mask drops for this warp's keys. They are waited for first: a warp that
+    ran ahead would arrive twice in one phase."""
+    smem = config.smem
+    wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+    wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
+    empty = (cta.smem + smem.q_empty + 8 * q_stage, cta.smem + smem.do_empty + 8 * do_stage)
+    arrive(cta.lane, config.every_lane_arrives, *empty)
 
 
 def turn_counter(config: MainConfig, cta: Cta, m_block, head):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_frost_sm120.device.block_range import query_tiles
+from cudnn_frost_sm120.device.block_range import key_tiles, query_tiles
 from cudnn_frost_sm120.device.mask import Mask, MaskKinds
 from cudnn_frost_sm120.device.relay_order import key_turn, ordered_key_tile
 from cudnn_frost_sm120.device.seqlen import SeqlenInfo
@@ -89,6 +89,42 @@ def test_a_range_holds_every_kept_pair_and_little_more(problem, tile):
         assert end * tile_m < problem.seqlen_q + tile_m
 
 
+@settings(max_examples=400, deadline=None)
+@given(problems(), tiles)
+def test_a_query_tile_visits_every_key_tile_that_it_keeps_a_pair_of(problem, tile):
+    tile_m, tile_n = tile
+    for m_block in range(-(-problem.seqlen_q // tile_m)):
+        begin, end = key_tiles(m_block, tile_m, tile_n, problem.seqlen, problem.mask)
+        assert begin <= end
+        queries = range(m_block * tile_m, min((m_block + 1) * tile_m, problem.seqlen_q))
+        kept = [k for k in range(problem.seqlen_k) if any(problem.keeps(q, k) for q in queries)]
+        if not kept:
+            assert end - begin <= -(-(tile_n + tile_m) // tile_n), (begin, end)
+            continue
+        assert (begin, end) == (kept[0] // tile_n, kept[-1] // tile_n + 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems(), tiles)
+def test_a_dropped_tile_keeps_nothing_and_most_such_tiles_are_dropped(problem, tile):
+    queries, keys = tile
+    if problem.left is None and problem.right is None:
+        return
+    for query in range(0, problem.seqlen.len_q, queries):
+        for key in range(0, problem.seqlen_k, keys):
+            kept = [
+                (q, k)
+                for q in range(query, min(query + queries, problem.seqlen.len_q))
+                for k in range(key, min(key + keys, problem.seqlen_k))
+                if problem.keeps(q, k)
+            ]
+            drops = bool(problem.mask.drops_tile(query, queries, key, keys))
+            assert not (drops and kept), (query, key)
+            inside = key + keys <= problem.seqlen.len_k and query + queries <= problem.seqlen.len_q
+            one_bound = (problem.left is None) != (problem.right is None)
+            assert drops or kept or not inside or not one_bound, (query, key)
+
+
 @settings(max_examples=300, deadline=None)
 @given(problems(), tiles)
 def test_nothing_is_visited_past_the_lengths(problem, tile):
@@ -144,6 +180,17 @@ def test_first_and_end_query_of_a_key(problem):
         first, end = mask.first_query(key), mask.end_query(key)
         for query in range(problem.seqlen_q if problem.rows else len_q):
             kept = query >= first and (end is None or query < end)
+            assert kept == problem.keeps(query, key), (query, key)
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems())
+def test_first_and_end_key_of_a_query(problem):
+    mask = problem.mask
+    for query in range(problem.seqlen_q if problem.rows else problem.seqlen.len_q):
+        first, end = mask.first_key(query), mask.end_key(query)
+        for key in range(problem.seqlen_k):
+            kept = (first is None or key >= first) and key < end
             assert kept == problem.keeps(query, key), (query, key)
 
 
