@@ -85,9 +85,13 @@ CAUSAL_HEAD_GROUP = 8
 
 
 def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
-    """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 56 bytes."""
+    """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 56 bytes.
+
+    Where the main kernel leaves dQ out, the space of dS goes to a second stage of P."""
     if facts.bias is not None and tile.headdim_qk >= 128:
         tile = replace(tile, k_in_registers=False)
+    if knobs.reduction_mode is ReductionMode.RECOMPUTE:
+        return replace(tile, ds_stages=0, p_stages=2)
     if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128:
         tile = replace(tile, dq_interleaved=True, k_in_registers=tile.k_in_registers and not facts.mask.padding)
     return tile

@@ -59,7 +59,7 @@ class Mask:
         return select(query < self.len_q, end, 0) if self.kinds.rows else end
 
     def drops_tile(self, query, queries: int, key, keys: int):
-        """Whether every pair of the tile at (query, key) is masked; a right or left bound exists."""
+        """Whether every pair of the tile at (query, key) is masked, but for the query length."""
         drops = key >= self.len_k
         if self.kinds.right:
             drops = drops | (query + queries <= key - self.right_reach)

@@ -44,27 +44,41 @@ def unpack_pair(pair, dtype):
     )
 
 
-def gemm_scores(key_frags: Callable[[int], list], base, headdim: int, tile_m: int, dtype) -> list:
-    """[key_blocks][tile_m / 8][4] scores, transposed: key rows times the query rows of a [tile_m, headdim] smem tile at
-    `base` (lane offset included). `key_frags(k)`: the A fragments of 16-column step k, one for each key block."""
+def a_fragments(base, headdim: int, tile_rows: int, blocks: int, in_registers: bool) -> Callable[[int], list]:
+    """`k -> A fragments` of 16-column step k, one for each 16-row block, in a [tile_rows, headdim] smem tile; `base` is
+    at the first row, lane offset included."""
+
+    def load(k: int) -> list:
+        column = (k >> 2) * tile_rows * 128
+        return [ldmatrix_x4(base ^ ((k & 3) << 5), column + block * 2048) for block in range(blocks)]
+
+    if not in_registers:
+        return load
+    loaded = [load(k) for k in range(headdim // 16)]
+    return loaded.__getitem__
+
+
+def gemm_scores(frags_of: Callable[[int], list], base, headdim: int, rows: int, dtype, tile_rows: int = 0) -> list:
+    """[blocks][rows / 8][4] scores: the rows of `frags_of` (`a_fragments`) times `rows` rows of a smem tile at `base`
+    (lane offset included) that has `tile_rows` in all (0: as many)."""
     out: list = []
     for k in range(headdim // 16):
-        frags = key_frags(k)
-        out = out or [[None] * (tile_m // 8) for _ in frags]
-        for j in range(tile_m // 16):
-            b = ldmatrix_x4(base ^ ((k & 3) << 5), (k >> 2) * tile_m * 128 + j * 2048)
+        frags = frags_of(k)
+        out = out or [[None] * (rows // 8) for _ in frags]
+        for j in range(rows // 16):
+            b = ldmatrix_x4(base ^ ((k & 3) << 5), (k >> 2) * (tile_rows or rows) * 128 + j * 2048)
             for block, a in zip(out, frags, strict=True):
                 for e in range(2):
                     block[2 * j + e] = mma(block[2 * j + e], a, b[2 * e], b[2 * e + 1], dtype)
     return out
 
 
-def gemm_accumulate(acc, frags: list, base, headdim: int, tile_m: int, dtype) -> None:
-    """acc[key_blocks][headdim / 8][4] += `frags[key_blocks][tile_m / 16]` (registers) times a [tile_m, headdim] smem
-    tile at `base` (lane offset included)."""
-    for k in range(tile_m // 16):
+def gemm_accumulate(acc, frags: list, base, headdim: int, rows: int, dtype, tile_rows: int = 0) -> None:
+    """acc[blocks][headdim / 8][4] += `frags[blocks][rows / 16]` (registers) times `rows` rows of a smem tile at `base`
+    (lane offset included) that has `tile_rows` in all (0: as many)."""
+    for k in range(rows // 16):
         for j in range(headdim // 16):
-            b = ldmatrix_x4(base ^ ((j & 3) << 5), (j >> 2) * tile_m * 128 + k * 2048, transpose=True)
+            b = ldmatrix_x4(base ^ ((j & 3) << 5), (j >> 2) * (tile_rows or rows) * 128 + k * 2048, transpose=True)
             for block, a in enumerate(frags):
                 for e in range(2):
                     at = (block * (headdim // 8) + 2 * j + e) * 4

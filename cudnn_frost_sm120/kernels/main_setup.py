@@ -12,8 +12,9 @@ from ..config.roles import WARPS_PER_GROUP
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
-from ..device.copy import a_lane_offset, gmem_ptr, ldmatrix_x4
+from ..device.copy import a_lane_offset, gmem_ptr
 from ..device.mask import Mask, MaskKinds
+from ..device.mma import a_fragments
 from ..device.pipeline import arrive, wait
 from ..device.seqlen import SeqlenInfo
 from ..knobs import ReductionMode
@@ -48,7 +49,7 @@ class MainConfig:
     @property
     def warps_skip(self) -> bool:
         """A warp passes over tiles that the mask drops for its own keys; with dQ, every warp's dS is waited for."""
-        return not self.dq_in_main and (self.mask.right or self.mask.left)
+        return not self.dq_in_main
 
     @property
     def smem(self) -> SmemLayout:
@@ -120,17 +121,9 @@ def head_in_group(config: MainConfig, cta: Cta, head):
 
 
 def key_fragments(config: MainConfig, tile_base, lane, headdim: int, in_registers: bool):
-    """`k -> A fragments` of a warp's key rows in a [tile_n, headdim] smem tile; `tile_base` is at its first row."""
-    rows = tile_base + a_lane_offset(lane)
-
-    def load(k: int) -> list:
-        column = (k >> 2) * config.tile.tile_n * 128
-        return [ldmatrix_x4(rows ^ ((k & 3) << 5), column + block * 2048) for block in range(config.tile.key_blocks)]
-
-    if not in_registers:
-        return load
-    loaded = [load(k) for k in range(headdim // 16)]
-    return loaded.__getitem__
+    """`a_fragments` of a warp's key rows in a [tile_n, headdim] smem tile; `tile_base` is at its first row."""
+    tile = config.tile
+    return a_fragments(tile_base + a_lane_offset(lane), headdim, tile.tile_n, tile.key_blocks, in_registers)
 
 
 def pass_over(config: MainConfig, cta: Cta, q_stage, q_phase, do_stage, do_phase) -> None:
