@@ -19,12 +19,14 @@ assert TILE_M == QUERY_PADDING  # a CTA owns whole padded rows of the workspace
 @dataclass(frozen=True)
 class RecomputeTile:
     """`key_warps`: warps that share query rows, each with its part of every key tile. Q and dO are read into registers
-    once, and their space is the pipeline's then, unless `q_in_registers` is off."""
+    once (Q not if `q_in_registers` is off), and their space is the pipeline's then: the stages behind the first
+    `early_stages` lie over them, and are loaded that much later."""
 
     headdim_qk: int
     headdim_v: int
     tile_n: int
     stages: int
+    early_stages: int
     score_keys: int  # key rows whose scores a warp holds at a time
     key_warps: int = 1
     q_in_registers: bool = True
@@ -58,29 +60,41 @@ class RecomputeTile:
     def v_bytes(self) -> int:
         return chunks(self.headdim_v) * self.tile_n * ROW_BYTES
 
-    q = 0
-
-    @property
-    def do(self) -> int:
-        return self.q_bytes
-
-    @property
-    def ring(self) -> int:
-        """Stages of K, V; over Q and dO, or over dO alone."""
-        return 0 if self.q_in_registers else self.q_bytes
-
     @property
     def stage_bytes(self) -> int:
         return self.k_bytes + self.v_bytes
 
     @property
-    def query_full(self) -> int:
-        """Barriers are 8 bytes each; this one is Q's and dO's."""
+    def ring(self) -> int:
+        """Stages of K, V."""
+        return 0 if self.q_in_registers else self.q_bytes
+
+    @property
+    def q(self) -> int:
+        return self.ring + self.early_stages * self.stage_bytes if self.q_in_registers else 0
+
+    @property
+    def do(self) -> int:
+        return self.q + self.q_bytes if self.q_in_registers else self.ring + self.early_stages * self.stage_bytes
+
+    @property
+    def rows(self) -> int:
+        """LSE of the query rows, then delta: fp32."""
         return max(self.do + self.do_bytes, self.ring + self.stages * self.stage_bytes)
 
     @property
-    def full(self) -> int:
+    def query_full(self) -> int:
+        """Barriers are 8 bytes each; this one is Q's and dO's."""
+        return self.rows + 2 * 4 * TILE_M
+
+    @property
+    def query_read(self) -> int:
+        """Every warp holds its Q and dO fragments: the pipeline may take their space."""
         return self.query_full + 8
+
+    @property
+    def full(self) -> int:
+        return self.query_read + 8
 
     @property
     def empty(self) -> int:
@@ -92,12 +106,12 @@ class RecomputeTile:
 
 
 TABLE: tuple[RecomputeTile, ...] = (
-    RecomputeTile(32, 32, 64, 3, 32),
-    RecomputeTile(64, 64, 64, 3, 32),
-    RecomputeTile(128, 128, 32, 3, 32),
-    RecomputeTile(192, 128, 32, 2, 16),
-    RecomputeTile(192, 192, 32, 2, 16, key_warps=2, q_in_registers=False),
-    RecomputeTile(256, 256, 32, 2, 16, key_warps=2, q_in_registers=False),
+    RecomputeTile(32, 32, 64, 2, 2, 32),
+    RecomputeTile(64, 64, 64, 2, 2, 32),
+    RecomputeTile(128, 128, 32, 3, 1, 32),
+    RecomputeTile(192, 128, 32, 2, 0, 16),
+    RecomputeTile(192, 192, 32, 2, 1, 16, key_warps=2, q_in_registers=False),
+    RecomputeTile(256, 256, 32, 2, 1, 16, key_warps=2, q_in_registers=False),
 )
 
 

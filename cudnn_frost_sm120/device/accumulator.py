@@ -16,8 +16,3 @@ FRAGMENT = 128
 def fragment_offset(row_block, column_block, headdim: int):
     """Offset (values) of a fragment within a slot: `row_block` of 16 rows, `column_block` of 8 columns."""
     return (row_block * (headdim // COLUMNS) + column_block) * FRAGMENT
-
-
-def pair_offset(row, pair):
-    """Offset (values) within a fragment of columns 2 pair, 2 pair + 1 of a row in [0, 16)."""
-    return ((row & 7) * 4 + pair) * 4 + (row >> 3) * 2

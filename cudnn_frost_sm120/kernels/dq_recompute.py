@@ -83,6 +83,7 @@ class DqRecomputeKernel:
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
             prims.mbarrier_init(smem_ptr(base + tile.query_full, Int64), 1)
+            prims.mbarrier_init(smem_ptr(base + tile.query_read, Int64), lanes * tile.threads // 32)
             for stage in cutlass.range_constexpr(tile.stages):
                 prims.mbarrier_init(smem_ptr(base + tile.full + 8 * stage, Int64), 1)
                 prims.mbarrier_init(smem_ptr(base + tile.empty + 8 * stage, Int64), lanes * tile.threads // 32)
@@ -91,21 +92,29 @@ class DqRecomputeKernel:
             expect_bytes(bar, tile.q_bytes + tile.do_bytes)
             tma_load_tile(tma_q, base + tile.q, bar, first_query, head, batch, TILE_M, chunks(tile.headdim_qk))
             tma_load_tile(tma_do, base + tile.do, bar, first_query, head, batch, TILE_M, chunks(tile.headdim_v))
-        self.statistics.write(tid, batch, head, first_query, o, do, lse, scratch, extents, lengths)
+            for stage in cutlass.range_constexpr(tile.early_stages):
+                if begin + stage < end:
+                    self.load(tma_k, tma_v, base, Int32(stage), begin + stage, head_k, batch)
+        shared = base + tile.rows
+        self.statistics.write(tid, batch, head, first_query, o, do, lse, scratch, extents, lengths, shared)
         cute.arch.barrier()
 
         # Row `lane / 4` of this warp's 16, and the one 8 below it.
         query = first_query + 16 * row_warp
-        first_row = Int64(batch * extents.heads_q + head) * padded_queries(extents.seqlen_q) + query + (lane >> 2)
-        own_lse = [(gmem_ptr(scratch.lse, Float32) + first_row + 8 * half).load() for half in range(2)]
-        own_delta = [(gmem_ptr(scratch.delta, Float32) + first_row + 8 * half).load() for half in range(2)]
+        own_rows = smem_ptr(shared, Float32) + (16 * row_warp + (lane >> 2))
+        own_lse = [(own_rows + 8 * half).load() for half in range(2)]
+        own_delta = [(own_rows + (TILE_M + 8 * half)).load() for half in range(2)]
 
         wait(base + tile.query_full, Int32(0))
         rows = 16 * row_warp * 128 + a_lane_offset(lane)
         q_frags = a_fragments(base + tile.q + rows, tile.headdim_qk, TILE_M, 1, tile.q_in_registers)
         do_frags = a_fragments(base + tile.do + rows, tile.headdim_v, TILE_M, 1, in_registers=True)
-        cute.arch.barrier()  # the pipeline lies where they were
-        for stage in cutlass.range_constexpr(tile.stages):
+        if cutlass.const_expr(tile.early_stages < tile.stages):
+            # An mbarrier: a CTA barrier does not wait for loads on their way to registers (seen: Q overwritten).
+            arrive(lane, config.every_lane_arrives, base + tile.query_read)
+            if warp == 0:
+                wait(base + tile.query_read, Int32(0))
+        for stage in cutlass.range_constexpr(tile.early_stages, tile.stages):
             if (warp == 0) & (begin + stage < end):
                 if prims.elect_sync():
                     self.load(tma_k, tma_v, base, Int32(stage), begin + stage, head_k, batch)

@@ -13,8 +13,9 @@ from cutlass import Float32, Int32, Int64
 
 from ..config.padding import QUERY_PADDING, padded_queries
 from ..device.bias import LOG2_E, LOWEST
-from ..device.copy import gmem_ptr
+from ..device.copy import gmem_ptr, smem_ptr
 from ..device.mma import unpack_pair
+from ..device.select import minimum
 from ..device.seqlen import SeqlenInfo
 from .main_setup import MainConfig
 from .operands import Extents, Lengths, Scratch, Strided
@@ -43,13 +44,22 @@ class RowStatistics:
         scratch: Scratch,
         extents: Extents,
         lengths: Lengths | None,
+        shared: Int32 | None = None,
     ):
-        """`first`: the first row, a multiple of `ROWS`."""
+        """`first`: the first row, a multiple of `ROWS`. `shared`: shared address for a copy: ROWS LSE, ROWS delta."""
         len_q = None
         if cutlass.const_expr(self.padded):
             len_q = gmem_ptr(lengths.seqlens_q, Int32)[batch]
         rows = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q).len_q
         out_row = Int64(batch * extents.heads_q + head) * padded_queries(extents.seqlen_q) + first
+
+        # All loads are issued before the first one is used. What is no row of O, or column, reads one that is.
+        column = (tid % self.lanes_per_row) * 8
+        own_column = minimum(column, extents.headdim_v - 8)
+        loaded = []
+        for i in cutlass.range_constexpr(ROWS // self.rows_per_pass):
+            row = minimum(first + i * self.rows_per_pass + tid // self.lanes_per_row, extents.seqlen_q - 1)
+            loaded.append([self.load8(t, batch, head, row, own_column) for t in (o, do)])
 
         if tid < ROWS:
             value = Float32(float("inf"))
@@ -59,22 +69,25 @@ class RowStatistics:
                     raw == Float32(float("-inf")), value, cute.arch.fmax(raw * LOG2_E, Float32(LOWEST))
                 )
             (gmem_ptr(scratch.lse, Float32) + out_row + tid).store(value)
+            if cutlass.const_expr(shared is not None):
+                (smem_ptr(shared, Float32) + tid).store(value)
 
-        column = (tid % self.lanes_per_row) * 8
         for i in cutlass.range_constexpr(ROWS // self.rows_per_pass):
             row = i * self.rows_per_pass + tid // self.lanes_per_row
+            a, b = loaded[i]
             partial = Float32(0.0)
-            if (first + row < rows) & (column < extents.headdim_v):
-                a = self.load8(o, batch, head, first + row, column)
-                b = self.load8(do, batch, head, first + row, column)
-                for e in cutlass.range_constexpr(4):
-                    (a0, a1), (b0, b1) = unpack_pair(a[e], self.dtype), unpack_pair(b[e], self.dtype)
-                    partial = partial + a0 * b0
-                    partial = partial + a1 * b1
+            for e in cutlass.range_constexpr(4):
+                (a0, a1), (b0, b1) = unpack_pair(a[e], self.dtype), unpack_pair(b[e], self.dtype)
+                partial = partial + a0 * b0
+                partial = partial + a1 * b1
+            counts = (first + row < rows) & (column < extents.headdim_v)
+            partial = cutlass.select_(counts, partial, Float32(0.0))
             for step in cutlass.range_constexpr(self.lanes_per_row.bit_length() - 1):
                 partial = partial + cute.arch.shuffle_sync_bfly(partial, offset=1 << step)
             if column == 0:
                 (gmem_ptr(scratch.delta, Float32) + out_row + row).store(partial)
+                if cutlass.const_expr(shared is not None):
+                    (smem_ptr(shared, Float32) + (ROWS + row)).store(partial)
 
     def load8(self, t: Strided, batch, head, row, column):
         """Eight consecutive elements as four registers."""

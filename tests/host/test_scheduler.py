@@ -29,23 +29,17 @@ def test_heads_of_a_group_meet_each_key_tile_together(n_blocks, heads, head_grou
 
 
 @pytest.mark.parametrize("headdim", [32, 64, 128, 192, 256])
-def test_accumulator_offsets_are_a_bijection(headdim):
-    rows = 48
-    offsets = set()
-    for row in range(rows):
-        for column in range(0, headdim, 2):
-            fragment = accumulator.fragment_offset(row // accumulator.ROWS, column // accumulator.COLUMNS, headdim)
-            pair = accumulator.pair_offset(row % accumulator.ROWS, column % accumulator.COLUMNS // 2)
-            offsets |= {fragment + pair, fragment + pair + 1}
-    assert offsets == set(range(rows * headdim))
-
-
-def test_a_lane_owns_sixteen_consecutive_bytes():
-    """Lane 4 r + c: columns 2c, 2c + 1 of row r, then of row r + 8, as mma.sync leaves them."""
-    for lane in range(32):
-        row, pair = lane >> 2, lane & 3
-        first, second = accumulator.pair_offset(row, pair), accumulator.pair_offset(row + 8, pair)
-        assert (first, second) == (4 * lane, 4 * lane + 2)
+def test_accumulator_fragments_are_a_bijection(headdim):
+    """A lane's four values of a fragment are consecutive, and fragments fill a slot without gaps."""
+    row_blocks = 3
+    offsets = [
+        accumulator.fragment_offset(row_block, column_block, headdim) + 4 * lane + e
+        for row_block in range(row_blocks)
+        for column_block in range(headdim // accumulator.COLUMNS)
+        for lane in range(32)
+        for e in range(4)
+    ]
+    assert offsets == list(range(row_blocks * accumulator.ROWS * headdim))
 
 
 @given(st.integers(-(2**31), 2**31), st.integers(-(2**31), 2**31), st.booleans())
