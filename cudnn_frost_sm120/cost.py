@@ -14,7 +14,7 @@ from .config.padding import padded_keys, padded_queries
 from .config.recompute import TILE_M, recompute_tile
 from .config.roles import WARPS_PER_GROUP
 from .config.tiles import TileConfig
-from .facts import BwdFacts
+from .facts import BwdFacts, effective_bounds
 from .knobs import ReductionMode
 
 FLOPS_PER_SM = 0.75 * 466e12 / 188  # a main loop reaches about three quarters of the tensor peak
@@ -34,7 +34,6 @@ def visited_tiles(facts: BwdFacts, tile_m: int, tile_n: int, by_query: bool = Fa
     from .device.block_range import key_tiles, query_tiles
     from .device.mask import Mask, MaskKinds
     from .device.seqlen import SeqlenInfo
-    from .plan import effective_bounds
 
     left, right = effective_bounds(facts)
     seqlen = SeqlenInfo.create(facts.seqlen_q, facts.seqlen_k)
@@ -63,7 +62,7 @@ def main_seconds(
     """Time of the main kernel with this many query heads per CTA, and of summing the parts where that splits groups."""
     tiles, weight = visited_tiles(facts, tile.tile_m, tile.tile_n)
     columns: float = 3 * tile.headdim_qk + 2 * tile.headdim_v
-    if mode is ReductionMode.RECOMPUTE:  # without dQ; and warps pass over tiles that their own keys do not visit
+    if not mode.dq_in_main:  # without dQ; and warps pass over tiles that their own keys do not visit
         columns -= tile.headdim_qk
         by_warp, warp_weight = visited_tiles(facts, tile.tile_m, tile.tile_n // WARPS_PER_GROUP)
         columns *= sum(by_warp) * warp_weight / WARPS_PER_GROUP / max(1, sum(tiles) * weight)

@@ -19,7 +19,7 @@ from .config.smem import SmemLayout
 from .plan import ChainKey
 from .target import Target
 
-KERNELS = ("dq_recompute", "preprocess", "main", "accumulator_convert", "dbias", "dsink")
+KERNELS = ("dq_recompute", "preprocess", "main", "dq_gemm", "accumulator_convert", "dbias", "dsink")
 
 
 @dataclass(frozen=True)

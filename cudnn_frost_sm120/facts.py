@@ -152,6 +152,13 @@ class BwdFacts:
         yield from (tensor for tensor in (self.dbias, self.dsink) if tensor is not None)
 
 
+def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
+    """(left, right) bounds of the mask; None where the bound cannot cut anything at these lengths."""
+    reach = facts.seqlen_q + facts.seqlen_k
+    left, right = facts.mask.left_bound, facts.mask.right_bound
+    return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
+
+
 def facts_from_graph(graph: Any) -> BwdFacts:
     """The facts of ``graph``, a ``cudnn.pygraph`` with an sdpa_backward node of any flavour.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from .config.tiles import TileConfig, configs_for
 from .cost import chain_seconds, main_seconds
-from .facts import BwdFacts
+from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
-from .plan import effective_bounds, knobs_of
+from .plan import knobs_of
 from .target import Target
+from .workspace import ds_region_bytes
 
 RELAY_SLOWDOWN, RELAY_WALK_SLOWDOWN = 1.1, 1.4
 """Of the relay against atomic adds: as such, and where a CTA walks several heads of a causal mask and so waits, head
@@ -31,7 +32,16 @@ def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
                     waits = heads > 1 and effective_bounds(facts)[1] is not None
                     seconds *= RELAY_WALK_SLOWDOWN if waits else RELAY_SLOWDOWN
                 ranked.append((seconds, knobs_of(tile, heads, mode)))
-    return tuple(knobs for _, knobs in sorted(ranked, key=lambda entry: entry[0]))
+    best_first = [knobs for _, knobs in sorted(ranked, key=lambda entry: entry[0])]
+    return (*best_first, *_storing_ds(facts, target))
+
+
+def _storing_ds(facts: BwdFacts, target: Target) -> list[BwdKnobs]:
+    """Plans that store dS, where its workspace is within the budget; none has been measured to come first yet."""
+    if ds_region_bytes(facts) > target.ds_budget:
+        return []
+    mode, tiles = ReductionMode.DS_STORE, configs_for(facts.headdim_qk, facts.headdim_v)
+    return [knobs_of(tile, _heads_per_cta(facts, tile, target, mode), mode) for tile in tiles]
 
 
 def _heads_per_cta(facts: BwdFacts, tile: TileConfig, target: Target, mode: ReductionMode) -> int:

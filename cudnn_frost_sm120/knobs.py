@@ -13,7 +13,13 @@ class ReductionMode(IntEnum):
 
     ATOMIC = 0  # fp32 atomic adds into workspace, in whatever order they come
     RELAY = 1  # the same adds in a fixed order of key tiles: deterministic
+    DS_STORE = 2  # no adds: dS goes to workspace, and a GEMM behind the main kernel multiplies it by K: deterministic
     RECOMPUTE = 3  # no adds: a kernel of its own recomputes the scores of each query tile: deterministic
+
+    @property
+    def dq_in_main(self) -> bool:
+        """The main kernel adds dQ up in fp32; else a kernel of its own sums it, and writes it once."""
+        return self in (ReductionMode.ATOMIC, ReductionMode.RELAY)
 
 
 PUBLIC_NAMES = {

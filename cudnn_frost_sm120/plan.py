@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .config.tiles import TileConfig, configs_for
-from .facts import BwdFacts
+from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
 from .target import Target
 from .workspace import WorkspaceTable, layout
@@ -90,18 +90,11 @@ def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
     Where the main kernel leaves dQ out, the space of dS goes to a second stage of P."""
     if facts.bias is not None and tile.headdim_qk >= 128:
         tile = replace(tile, k_in_registers=False)
-    if knobs.reduction_mode is ReductionMode.RECOMPUTE:
+    if not knobs.reduction_mode.dq_in_main:
         return replace(tile, ds_stages=0, p_stages=2)
     if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128:
         tile = replace(tile, dq_interleaved=True, k_in_registers=tile.k_in_registers and not facts.mask.padding)
     return tile
-
-
-def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
-    """(left, right) bounds of the mask; None where the bound cannot cut anything at these lengths."""
-    reach = facts.seqlen_q + facts.seqlen_k
-    left, right = facts.mask.left_bound, facts.mask.right_bound
-    return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
 
 
 def knobs_of(tile: TileConfig, heads_per_cta: int, mode: ReductionMode = ReductionMode.ATOMIC) -> BwdKnobs:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TARGET_ENV = "CUDNN_FROST_SM120_TARGET"  # a name below: plan and compile for it with no device at all
+DS_BUDGET_ENV = "CUDNN_FROST_SM120_DS_BUDGET"  # bytes of workspace that a plan may store dS in
 STAND_IN_ENV = "CUDNN_FROST_SM120_STAND_IN"  # 1 admits sm_90, for tests of correctness on a Hopper GPU
+
+DS_BUDGET = 1 << 30
+"""What a plan may store dS in where the environment does not say: 1 GiB."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Target:
     arch: str  # what the compiler is asked for: "sm_120a" | "sm_121a" | "sm_90a"
     device: int | None
     sm_count: int
+    ds_budget: int = DS_BUDGET  # kept with the target, so that the variable is read once for a graph
 
 
 _NAMED = {
@@ -43,13 +48,20 @@ def resolve(graph: Any = None) -> Target:
     if name:
         if name not in _NAMED:
             raise NotImplementedError(f"{TARGET_ENV}={name!r} names no target; it takes one of {', '.join(_NAMED)}")
-        return _on_device(_admitted(_NAMED[name], f"{TARGET_ENV}={name}"), graph)
+        return _on_device(_admitted(named(name), f"{TARGET_ENV}={name}"), graph)
     return for_device(_current_device(graph))
 
 
 def named(name: str) -> Target:
     """The target of a name, with no device. Raises KeyError for an unknown one."""
-    return _NAMED[name]
+    return replace(_NAMED[name], ds_budget=_ds_budget())
+
+
+def _ds_budget() -> int:
+    text = os.environ.get(DS_BUDGET_ENV, "").strip()
+    if text and not text.isdecimal():
+        raise NotImplementedError(f"{DS_BUDGET_ENV}={text!r} must be a number of bytes")
+    return int(text) if text else DS_BUDGET
 
 
 def for_device(device: int) -> Target:
@@ -79,7 +91,7 @@ def _from_capability(capability: tuple[int, int], device: int | None, sm_count: 
     name = _NAME_OF_CAPABILITY.get(capability)
     if name is None:
         raise NotImplementedError(f"{where} is SM{capability[0]}{capability[1]}; {_SERVED}")
-    return _admitted(Target(name, _NAMED[name].arch, device, sm_count), where)
+    return _admitted(replace(named(name), device=device, sm_count=sm_count), where)
 
 
 def _device_property(graph: Any) -> Any:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from .config.padding import padded_keys, padded_queries
 from .config.roles import WARPS_PER_GROUP
 from .config.tiles import TileConfig
-from .facts import BwdFacts
+from .device import ds_store
+from .device.mask import MaskKinds
+from .facts import BwdFacts, effective_bounds
 from .knobs import ReductionMode
 
 REGION_ALIGNMENT = 256
@@ -39,16 +41,18 @@ class WorkspaceTable:
 
 
 def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: ReductionMode) -> WorkspaceTable:
-    """Regions of a plan, linear in S.
+    """Regions of a plan, linear in S but for that of dS.
 
-    Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ, unless dQ is
-    recomputed. Where the query heads of a group are split over CTAs, per padded key row of a key head and part:
+    Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ where the main
+    kernel adds it up. Where the query heads of a group are split over CTAs, per padded key row of a key head and part:
     4 * (native head dims) of dK, dV.
     """
     rows = facts.batch * facts.heads_q * padded_queries(facts.seqlen_q)
     sizes = {"lse": 4 * rows, "delta": 4 * rows}
-    if mode is not ReductionMode.RECOMPUTE:
+    if mode.dq_in_main:
         sizes["dq_accum"] = 4 * rows * tile.headdim_qk
+    if mode is ReductionMode.DS_STORE:
+        sizes["ds"] = ds_region_bytes(facts)
     if heads_per_cta < facts.group:
         parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
         sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
@@ -59,3 +63,11 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: Reductio
         regions.append(Region(name, offset, nbytes))
         offset = -(-(offset + nbytes) // REGION_ALIGNMENT) * REGION_ALIGNMENT
     return WorkspaceTable(tuple(regions))
+
+
+def ds_region_bytes(facts: BwdFacts) -> int:
+    """What storing dS takes: 2 bytes for every padded query row of a head and key that its strip has room for."""
+    left, right = effective_bounds(facts)
+    kinds = MaskKinds(right=right is not None, left=left is not None)
+    keys = ds_store.strip_keys(facts.seqlen_k, kinds, left, right)
+    return ds_store.ds_bytes(facts.batch, facts.heads_q, facts.seqlen_q, keys)

@@ -44,6 +44,13 @@ def unpack_pair(pair, dtype):
     )
 
 
+def transposed_a(a: list) -> list:
+    """The A fragment (16x16) of the transpose of what the A fragment `a` holds: its 8x8 blocks transposed, and the two
+    off the diagonal exchanged."""
+    code = "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};"
+    return [prims.inline_ptx(code, write_only_types=[Int32], read_only_args=[a[i]]) for i in (0, 2, 1, 3)]
+
+
 def a_fragments(base, headdim: int, tile_rows: int, blocks: int, in_registers: bool) -> Callable[[int], list]:
     """`k -> A fragments` of 16-column step k, one for each 16-row block, in a [tile_rows, headdim] smem tile; `base` is
     at the first row, lane offset included."""

@@ -1,5 +1,5 @@
-"""The launch chain as one host function, on the caller's stream: preprocess, main, conversion of dQ; or, where the
-scores are recomputed for dQ, dq_recompute, main. Then what else was asked for.
+"""The launch chain as one host function, on the caller's stream: preprocess, main, conversion of dQ; with dS stored,
+preprocess, main, dq_gemm; with the scores recomputed for dQ, dq_recompute, main. Then what else was asked for.
 
 Consecutive kernels overlap by programmatic dependent launch: each one's set-up runs while its predecessor drains, and
 what the predecessor wrote is read only behind `griddepcontrol.wait`. The first kernel is launched the ordinary way, so
@@ -15,6 +15,7 @@ from cutlass import Float32, Int64
 from ..config.padding import padded_keys, padded_queries
 from .accumulator_convert import AccumulatorConvertKernel
 from .dbias import DbiasConfig, DbiasKernel
+from .dq_gemm import DqGemmKernel
 from .dq_recompute import DqRecomputeKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
@@ -31,6 +32,7 @@ class BackwardChain:
         self.preprocess = PreprocessKernel(config)
         self.dq_recompute = DqRecomputeKernel(config)
         self.main = MainKernel(config)
+        self.dq_gemm = DqGemmKernel(config)
         self.convert_qk = AccumulatorConvertKernel(config.dtype, tile.headdim_qk)
         self.convert_v = AccumulatorConvertKernel(config.dtype, tile.headdim_v)
 
@@ -66,15 +68,17 @@ class BackwardChain:
         bias = None if bias is None else BiasOperand(bias, *g.bias_strides)
         lengths = Lengths(seqlens_q, seqlens_k) if self.config.padded else None
 
-        if cutlass.const_expr(self.config.dq_in_main):
-            self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
-        else:
+        if cutlass.const_expr(self.config.recomputes):
             operands = (scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group, stream)
             self.dq_recompute.launch(q, k, v, o, do, lse, dq, *operands)
+        else:
+            self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
         self.main.launch(
             q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group, g.key_group, stream
         )
         rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
+        if cutlass.const_expr(self.config.stores_ds):
+            self.dq_gemm.launch(k, dq, scratch, e, g.band, lengths, g.scale, scale, g.head_group, stream)
         if cutlass.const_expr(self.config.dq_in_main):
             self.convert_qk.launch(
                 dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, scale, stream

@@ -15,6 +15,7 @@ from cutlass.experimental import primitives as prims
 from ..config.padding import padded_queries
 from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
 from ..config.smem import chunks
+from ..device import ds_store
 from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
 from ..device.copy import gmem_ptr, scale_of, smem_ptr, tensor_map, tma_load_tile
@@ -26,7 +27,7 @@ from .main_cleaning import clean_key_tile
 from .main_epilogue import store_key_tile
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
-from .main_setup import Cta, MainConfig, mask_of
+from .main_setup import Cta, DsStrips, MainConfig, mask_of
 from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
 
 
@@ -98,6 +99,7 @@ class MainKernel:
             key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
+            ds=self.ds_strips(scratch, extents, band, batch, first_head_q) if config.stores_ds else None,
         )
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
@@ -140,6 +142,11 @@ class MainKernel:
             slot.store(take_ticket(gmem_ptr(scratch.ticket, Int32)))
         cute.arch.barrier()
         return slot.load()
+
+    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, batch, first_head_q) -> DsStrips:
+        per_head = ds_store.strips(extents.seqlen_q)
+        keys = ds_store.strip_keys(extents.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
+        return DsStrips(scratch.ds, Int64(batch * extents.heads_q + first_head_q) * per_head, per_head, keys)
 
     def turns(self, scratch: Scratch, first_row):
         """The relay's counters of the head whose padded query rows start at `first_row`."""

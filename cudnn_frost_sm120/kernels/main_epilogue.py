@@ -40,18 +40,38 @@ def store_key_tile(
 def store_key_rows(
     config: MainConfig, cta: Cta, acc, out: Strided, seqlen_k, headdim_out, scale, headdim: cutlass.Constexpr[int]
 ):
-    """Scale acc[key_blocks][headdim / 8][4] and write the rows and columns that exist; every one of them is written."""
-    lane = cta.lane
-    row = cta.first_key + cta.warp_in_group * config.warp_keys + (lane >> 2)
-    base = gmem_ptr(out.address, config.dtype) + out.row(cta.batch, cta.head_k, row) + 2 * (lane & 3)
-    for block in cutlass.range_constexpr(config.tile.key_blocks):
+    """Scale acc[key_blocks][headdim / 8][4] of a warp and write it to its key rows."""
+    row = cta.first_key + cta.warp_in_group * config.warp_keys
+    target = (out, cta.batch, cta.head_k, row, seqlen_k, headdim_out)
+    store_rows(acc, *target, scale, config.dtype, cta.lane, config.tile.key_blocks, headdim)
+
+
+@cute.jit
+def store_rows(
+    acc,
+    out: Strided,
+    batch,
+    head,
+    first_row,
+    seqlen,
+    headdim_out,
+    scale,
+    dtype: cutlass.Constexpr,
+    lane,
+    blocks: cutlass.Constexpr[int],
+    headdim: cutlass.Constexpr[int],
+):
+    """Scale acc[blocks][headdim / 8][4] and write the rows and columns that exist; every one of them is written."""
+    row = first_row + (lane >> 2)
+    base = gmem_ptr(out.address, dtype) + out.row(batch, head, row) + 2 * (lane & 3)
+    for block in cutlass.range_constexpr(blocks):
         for half in cutlass.range_constexpr(2):
-            if row + (16 * block + 8 * half) < seqlen_k:
+            if row + (16 * block + 8 * half) < seqlen:
                 target = base + (16 * block + 8 * half) * out.stride_s
                 for j in cutlass.range_constexpr(headdim // 8):
                     at = (block * (headdim // 8) + j) * 4 + 2 * half
                     if 8 * j < headdim_out:
-                        pair = pack_pair(acc[at] * scale, acc[at + 1] * scale, config.dtype)
+                        pair = pack_pair(acc[at] * scale, acc[at + 1] * scale, dtype)
                         cutlass.Pointer(target + 8 * j, dtype=Int32).store(pair)
 
 

@@ -12,11 +12,13 @@ from cutlass.experimental import primitives as prims
 
 from ..config.roles import LOAD_WARP, WARPS_PER_GROUP
 from ..config.smem import chunks
+from ..device import ds_store
 from ..device.copy import (
     a_lane_offset,
     b_lane_offset,
     bulk_load,
     ds_offset,
+    gmem_ptr,
     smem_ptr,
     stmatrix_x4,
     tma_load_tile,
@@ -122,6 +124,8 @@ class GradientGroup:
                     pass_over(config, cta, *stages)
                 else:
                     ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
+                    if cutlass.const_expr(config.stores_ds):
+                        self.keep_ds(cta, ds_frags, m_block, head)
                     self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
             else:
@@ -138,6 +142,8 @@ class GradientGroup:
                         turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
                         wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
                     self.store_ds(cta, ds_frags, ds_stage)
+                if cutlass.const_expr(config.stores_ds):
+                    self.keep_ds(cta, ds_frags, m_block, head)
                 self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
 
             if cta.warp == LOAD_WARP:
@@ -214,6 +220,20 @@ class GradientGroup:
                 offset = ds_offset(keys + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4), tile.tile_m)
                 stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
         arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_full + 8 * ds_stage)
+
+    @cute.jit
+    def keep_ds(self, cta: Cta, ds_frags, m_block, head):
+        """dS^T of this warp's keys into workspace, straight from registers, for dq_gemm."""
+        config, tile, strips = self.config, self.config.tile, cta.ds
+        query, key = m_block * tile.tile_m, cta.first_key + cta.warp_in_group * config.warp_keys
+        strip, first_block = ds_store.place_of(query)
+        slot = strips.first + head_in_group(config, cta, head) * strips.per_head + strip
+        offset = ds_store.key_offset(slot, strips.keys, key - ds_store.strip_origin(strip, cta.mask))
+        target = gmem_ptr(strips.address, Int32) + offset + ds_store.fragment_offset(first_block, 0) + 4 * cta.lane
+        for block in cutlass.range_constexpr(tile.key_blocks):
+            for k in cutlass.range_constexpr(tile.tile_m // 16):
+                value = cutlass.Vector.from_elements(tuple(ds_frags[block][k]), Int32)
+                (target + ds_store.fragment_offset(k, block)).store(value, alignment=16)
 
     @cute.jit
     def add_dk(self, cta: Cta, acc_dk, ds_frags, q_stage, q_phase):

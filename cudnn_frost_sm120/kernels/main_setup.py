@@ -43,8 +43,18 @@ class MainConfig:
 
     @property
     def dq_in_main(self) -> bool:
-        """The main kernel computes dQ, else a kernel of its own (dq_recompute) has done so."""
-        return self.reduction is not ReductionMode.RECOMPUTE
+        """The main kernel computes dQ, else a kernel of its own (dq_recompute, dq_gemm) does so."""
+        return self.reduction.dq_in_main
+
+    @property
+    def recomputes(self) -> bool:
+        """dq_recompute has computed dQ before the main kernel."""
+        return self.reduction is ReductionMode.RECOMPUTE
+
+    @property
+    def stores_ds(self) -> bool:
+        """The main kernel leaves dS in workspace, for dq_gemm."""
+        return self.reduction is ReductionMode.DS_STORE
 
     @property
     def warps_skip(self) -> bool:
@@ -59,6 +69,16 @@ class MainConfig:
     def warp_keys(self) -> int:
         """Key rows of one warp."""
         return 16 * self.tile.key_blocks
+
+
+@dataclass(frozen=True)
+class DsStrips:
+    """Where the CTA leaves dS (device/ds_store.py)."""
+
+    address: Any
+    first: Any  # number of first_head_q's first strip, in 64 bits
+    per_head: Any  # strips of a head
+    keys: Any  # that a strip has room for
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,7 @@ class Cta:
     key_group: Any  # device/relay_order.py
     dq_accum: Any  # pointer to the fp32 accumulator of first_head_q
     dq_head_stride: Any  # fp32 values between the accumulators of two query heads
+    ds: DsStrips | None  # None where no kernel reads dS
 
     @property
     def warp_in_group(self):

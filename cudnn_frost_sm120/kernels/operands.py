@@ -79,6 +79,7 @@ class Scratch(NamedTuple):
     dv_partial: Any
     turns: Any  # int32 counters of the relay, [batch * heads_q][query tile][warp pair]
     ticket: Any  # int32, one
+    ds: Any  # 16-bit dS, device/ds_store.py; only where a GEMM of its own computes dQ
 
 
 class Geometry(NamedTuple):

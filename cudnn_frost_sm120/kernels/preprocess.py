@@ -20,7 +20,7 @@ class PreprocessKernel:
     """One CTA per `ROWS` query rows of a head."""
 
     def __init__(self, config: MainConfig):
-        self.headdim_qk = config.tile.headdim_qk
+        self.headdim_qk, self.zeroes_dq = config.tile.headdim_qk, config.dq_in_main
         self.statistics = RowStatistics(config, THREADS)
         self.turns = ROWS // config.tile.tile_m * WARPS_PER_GROUP if config.relay else 0  # of a CTA's rows
 
@@ -39,10 +39,11 @@ class PreprocessKernel:
         head = batch_head - batch * extents.heads_q
         out_row = Int64(batch_head) * padded_q + first
 
-        zero = cutlass.Vector.from_elements((Float32(0.0),) * 4, Float32)
-        accum = gmem_ptr(scratch.dq_accum, Float32) + out_row * self.headdim_qk + 4 * tid
-        for i in cutlass.range_constexpr(ROWS * self.headdim_qk // (4 * THREADS)):
-            (accum + 4 * THREADS * i).store(zero, alignment=16)
+        if cutlass.const_expr(self.zeroes_dq):
+            zero = cutlass.Vector.from_elements((Float32(0.0),) * 4, Float32)
+            accum = gmem_ptr(scratch.dq_accum, Float32) + out_row * self.headdim_qk + 4 * tid
+            for i in cutlass.range_constexpr(ROWS * self.headdim_qk // (4 * THREADS)):
+                (accum + 4 * THREADS * i).store(zero, alignment=16)
 
         if cutlass.const_expr(self.turns > 0):
             if tid < self.turns:

@@ -207,8 +207,7 @@ def test_lengths_clamp(seqlen_q, seqlen_k, len_q, len_k):
 @pytest.mark.parametrize("left", [1, BIG, 2 * BIG - 1])
 def test_sums_stay_within_32_bits(left, right):
     """With extents below 2^30 no sum that a kernel forms wraps once the host has bounded the widths."""
-    from cudnn_frost_sm120.facts import MaskFacts
-    from cudnn_frost_sm120.plan import effective_bounds
+    from cudnn_frost_sm120.facts import MaskFacts, effective_bounds
     from tests.gpu.cases import Case, facts_of
 
     facts = facts_of(Case(seqlen_q=2**20, seqlen_k=2**20, mask=MaskFacts(left_bound=left, right_bound=right)))
