@@ -1,9 +1,9 @@
 """dS in global memory, where a kernel of its own multiplies it by K: one layout for who writes, sizes and reads it.
 
-[batch * heads_q][strip of 64 query rows][16 keys][16 query rows of the strip][32 lanes][4 registers], 16-bit values: the
-A fragments (m16n8k16) of dS^T as the main kernel holds them, so that a lane's 16 bytes and a warp's 512 are consecutive
-on both sides. A strip holds its keys from an origin on: all of them, or, under a window, those that its rows may keep.
-The same Python runs on plain integers and in a kernel.
+[batch * heads_q][strip of 64 query rows][16 keys][16 query rows of the strip][32 lanes][4 registers] of 16-bit pairs:
+the A fragments (m16n8k16) of dS^T as the main kernel holds them, so that a lane's 16 bytes and a warp's 512 are
+consecutive on both sides. A strip holds its keys from an origin on: all of them, or, under a window, those that its
+rows may keep. The same Python runs on plain integers and in a kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ def strip_keys(seqlen_k, kinds: MaskKinds, left_bound, right_bound) -> Any:
     return minimum(((band + (KEY_PADDING - 2)) // KEY_PADDING + 1) * KEY_PADDING, padded_keys(seqlen_k))
 
 
-def place_of(query) -> tuple[Any, Any]:
-    """(strip, 16-row block within it) of a query row."""
-    return query >> (STRIP.bit_length() - 1), (query & (STRIP - 1)) >> 4
-
-
 def strip_origin(strip, mask: Mask) -> Any:
     """First key of a strip, a multiple of KEY_PADDING."""
     if not (mask.kinds.left and mask.kinds.right):
@@ -46,22 +41,32 @@ def strip_origin(strip, mask: Mask) -> Any:
     return maximum(strip * STRIP - mask.left_reach + 1, 0) & ~(KEY_PADDING - 1)
 
 
-def ds_bytes(batch: int, heads_q: int, seqlen_q: int, keys: int) -> int:
-    """Bytes of all strips of `keys` keys."""
-    return 4 * key_offset(batch * heads_q * strips(seqlen_q), keys, 0)
-
-
 def strips(seqlen_q) -> Any:
     """Strips of a head."""
     return padded_queries(seqlen_q) // STRIP
 
 
-def key_offset(strip, keys, key) -> Any:
-    """Words before the `key`-th key (a multiple of 16) of a strip; in a kernel, `strip` is a 64-bit value: the strip's
-    number among those of all batches and heads, each of which has room for `keys`."""
-    return (strip * keys + key) * (KEY_BLOCK // 16)
+def ds_bytes(batch: int, heads_q: int, seqlen_q: int, keys: int) -> int:
+    """Bytes of all strips, each with room for `keys` keys."""
+    return batch * heads_q * strips(seqlen_q) * keys * STRIP * 2
 
 
-def fragment_offset(query_block, key_block) -> Any:
-    """Words from there to the fragment of the strip's `query_block`-th 16 rows, `key_block` blocks of 16 keys on."""
-    return key_block * KEY_BLOCK + query_block * FRAGMENT
+def strip_offset(strip, keys) -> Any:
+    """Words before a strip, in 64 bits if `strip` is, where each has room for `keys` keys."""
+    return strip * keys * (KEY_BLOCK // 16)
+
+
+def tile_offset(head_strip, query, key, keys, mask: Mask) -> Any:
+    """Words before the fragment of query rows and keys from (query, key) on, multiples of 16.
+
+    `head_strip`: number of the head's first strip among those of all batches and heads; in a kernel, in 64 bits.
+    """
+    strip = query >> (STRIP.bit_length() - 1)
+    row_block = (query & (STRIP - 1)) >> 4
+    in_strip = key - strip_origin(strip, mask)
+    return ((head_strip + strip) * keys + in_strip) * (KEY_BLOCK // 16) + fragment_offset(row_block, 0)
+
+
+def fragment_offset(row_blocks: int, key_blocks: int) -> Any:
+    """Words from a fragment to the one so many blocks of 16 query rows, within the strip, and of 16 keys on."""
+    return key_blocks * KEY_BLOCK + row_blocks * FRAGMENT

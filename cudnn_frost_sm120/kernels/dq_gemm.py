@@ -34,7 +34,7 @@ STAGES = 3
 
 
 class DqGemmKernel:
-    """A warp owns 32 query rows (16 from head dim 192 on, where the sums take the registers): it reads K once for them."""
+    """A warp reads K once for its query rows: 32, or 16 where the sums of a wide head dim take the registers."""
 
     def __init__(self, config: MainConfig):
         self.config = config
@@ -94,11 +94,10 @@ class DqGemmKernel:
                     self.load_k(tma_k, base, Int32(stage), begin + stage, head_k, batch)
                 cute.arch.sync_warp()
 
-        strip, first_block = ds_store.place_of(query)
         keys = ds_store.strip_keys(extents.seqlen_k, config.mask, band.left_bound, band.right_bound)
-        slot = Int64(batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q) + strip
-        offset = ds_store.key_offset(slot, keys, begin * TILE_N - ds_store.strip_origin(strip, mask))
-        source = gmem_ptr(scratch.ds, Int32) + offset + ds_store.fragment_offset(first_block, 0) + 4 * lane
+        head_strip = Int64(batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q)
+        offset = ds_store.tile_offset(head_strip, query, begin * TILE_N, keys, mask)
+        source = gmem_ptr(scratch.ds, Int32) + offset + 4 * lane
         ds = cutlass.Array(Int32, self.row_blocks * STEPS * 4, alignment=16)
         for x in cutlass.range_constexpr(self.row_blocks * STEPS * 4):
             ds[x] = Int32(0)

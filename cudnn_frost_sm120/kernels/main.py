@@ -99,7 +99,7 @@ class MainKernel:
             key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
-            ds=self.ds_strips(scratch, extents, band, batch, first_head_q) if config.stores_ds else None,
+            ds=self.ds_strips(scratch, extents, band, first_row, tid & 31) if config.stores_ds else None,
         )
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
@@ -143,10 +143,11 @@ class MainKernel:
         cute.arch.barrier()
         return slot.load()
 
-    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, batch, first_head_q) -> DsStrips:
-        per_head = ds_store.strips(extents.seqlen_q)
+    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, first_row, lane) -> DsStrips:
+        """Those of the head whose padded query rows start at `first_row`."""
         keys = ds_store.strip_keys(extents.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
-        return DsStrips(scratch.ds, Int64(batch * extents.heads_q + first_head_q) * per_head, per_head, keys)
+        first = gmem_ptr(scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys) + 4 * lane
+        return DsStrips(first, ds_store.strips(extents.seqlen_q), keys)
 
     def turns(self, scratch: Scratch, first_row):
         """The relay's counters of the head whose padded query rows start at `first_row`."""

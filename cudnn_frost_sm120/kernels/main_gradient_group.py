@@ -226,10 +226,8 @@ class GradientGroup:
         """dS^T of this warp's keys into workspace, straight from registers, for dq_gemm."""
         config, tile, strips = self.config, self.config.tile, cta.ds
         query, key = m_block * tile.tile_m, cta.first_key + cta.warp_in_group * config.warp_keys
-        strip, first_block = ds_store.place_of(query)
-        slot = strips.first + head_in_group(config, cta, head) * strips.per_head + strip
-        offset = ds_store.key_offset(slot, strips.keys, key - ds_store.strip_origin(strip, cta.mask))
-        target = gmem_ptr(strips.address, Int32) + offset + ds_store.fragment_offset(first_block, 0) + 4 * cta.lane
+        head_strip = Int64(head_in_group(config, cta, head)) * strips.per_head
+        target = strips.first + ds_store.tile_offset(head_strip, query, key, strips.keys, cta.mask)
         for block in cutlass.range_constexpr(tile.key_blocks):
             for k in cutlass.range_constexpr(tile.tile_m // 16):
                 value = cutlass.Vector.from_elements(tuple(ds_frags[block][k]), Int32)
