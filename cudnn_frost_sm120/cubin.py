@@ -55,8 +55,8 @@ class Cubin:
         """What the kernel's own layout takes; the cubin does not say, as it is asked for at launch."""
         from .compile import build_chain
 
-        if kernel == "dbias":
-            return build_chain(self.key).dbias.smem_bytes
+        if kernel in ("dbias", "dq_gemm"):
+            return getattr(build_chain(self.key), kernel).smem_bytes
         return SmemLayout(self.key.tile).total if kernel == "main" else 0
 
     def sass(self) -> str:

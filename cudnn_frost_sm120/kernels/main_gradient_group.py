@@ -18,7 +18,6 @@ from ..device.copy import (
     b_lane_offset,
     bulk_load,
     ds_offset,
-    gmem_ptr,
     smem_ptr,
     stmatrix_x4,
     tma_load_tile,

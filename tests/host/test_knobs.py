@@ -28,6 +28,10 @@ def test_round_trip() -> None:
 
 def test_recorded_values_never_change() -> None:
     assert ReductionMode(0) is ReductionMode.ATOMIC
+    assert ReductionMode(2) is ReductionMode.DS_STORE
+    stored = BwdKnobs(64, 128, 2, 1, ReductionMode.DS_STORE)
+    assert stored.to_public()[KT.REDUCTION_MODE] == 2
+    assert BwdKnobs.from_public(stored.to_public()) == stored
     assert set(PUBLIC_NAMES) == {field.name for field in fields(BwdKnobs)}
     assert {"tile_m": "TILE_M", "tile_n": "TILE_N", "stages": "STAGES"}.items() <= PUBLIC_NAMES.items()
 

@@ -16,7 +16,7 @@ from seam_graphs import FP32, declined_graph, fp8_graph, make_graph, mxfp8_graph
 from cudnn_frost_sm120 import family
 from cudnn_frost_sm120.engine import Sm120BwdEngine, analyze
 from cudnn_frost_sm120.family import FamilyFacts
-from cudnn_frost_sm120.knobs import BwdKnobs
+from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
 from cudnn_frost_sm120.register import ENGINE_ID, ENGINE_NAME, original_hook, unregister
 
 pytestmark = [pytest.mark.planning, pytest.mark.usefixtures("opted_in")]
@@ -254,6 +254,39 @@ def test_deselect_engines_takes_ours_by_name() -> None:
     assert graph._barred_indices() == set(ours(graph))
     with pytest.raises(ValueError, match="excluded by deselect_engines"):
         graph.select_plan(0).build_plans()
+
+
+def test_a_workspace_limit_passes_over_plans_that_store_dS(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cudnn-frontend asks every plan that it builds for its workspace, and goes on to the next that is within."""
+    monkeypatch.setattr("cudnn_frost_sm120.compile.compile_chain", lambda key, target: None)
+    problem = {"sq": 1024, "sk": 1024, "use_deterministic_algorithm": True}
+    planned = plan(make_graph(**problem))
+    by_mode = {planned.plans[i].knobs.reduction_mode: planned.plans[i].knobs for i in ours(planned)}
+    for limit, served in ((None, ReductionMode.DS_STORE), (8 << 20, ReductionMode.RELAY)):  # dS takes 16 MiB
+        graph = make_graph(**problem)
+        for mode in (ReductionMode.DS_STORE, ReductionMode.RELAY):
+            graph.create_execution_plan(ENGINE_ID, by_mode[mode].to_public())
+        if limit is not None:
+            graph.deselect_workspace_greater_than(limit)
+        graph.build_plans()
+        _, knobs = graph.get_engine_and_knobs_at_index(graph._plan_index)
+        assert knobs[cudnn.knob_type.REDUCTION_MODE] == served
+        assert limit is None or graph.get_workspace_size() <= limit
+
+
+def test_the_budget_for_dS_is_fixed_at_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn_frost_sm120.compile.compile_chain", lambda key, target: None)
+    graph = plan(make_graph())
+    stored = [i for i in ours(graph) if graph.plans[i].knobs.reduction_mode is ReductionMode.DS_STORE]
+    assert stored
+    monkeypatch.setenv("CUDNN_FROST_SM120_DS_BUDGET", "0")
+    graph.select_plan(stored[0]).build_plans()
+    without = plan(make_graph())
+    assert {without.plans[i].knobs.reduction_mode for i in ours(without)} == {ReductionMode.ATOMIC}
+    _, recorded = graph.get_engine_and_knobs_at_index(stored[0])
+    without.create_execution_plan(ENGINE_ID, recorded)
+    with pytest.raises(NotImplementedError, match="REDUCTION_MODE=2"):
+        without.select_plan(len(without.plans) - 1).build_plans()
 
 
 def test_a_recorded_plan_of_a_declined_graph_never_runs() -> None:

@@ -10,7 +10,7 @@ import pytest
 from seam_graphs import make_graph
 
 from cudnn_frost_sm120 import target as targets
-from cudnn_frost_sm120.target import STAND_IN_ENV, TARGET_ENV, Target, for_device, resolve
+from cudnn_frost_sm120.target import DS_BUDGET, DS_BUDGET_ENV, STAND_IN_ENV, TARGET_ENV, Target, for_device, resolve
 
 pytestmark = pytest.mark.planning
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.planning
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TARGET_ENV, raising=False)
     monkeypatch.delenv(STAND_IN_ENV, raising=False)
+    monkeypatch.delenv(DS_BUDGET_ENV, raising=False)
 
 
 def described(version: int, sm_count: int = 84) -> Any:
@@ -63,6 +64,21 @@ def test_environment_takes_a_device_of_its_kind(monkeypatch: pytest.MonkeyPatch)
     for other in ((12, 1), (9, 0), (8, 0)):
         on_device(monkeypatch, other)
         assert resolve().device is None
+
+
+def test_the_budget_for_dS_comes_with_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device(monkeypatch, (12, 0))
+    assert (
+        resolve(described(1200)).ds_budget == for_device(0).ds_budget == targets.named("sm_120").ds_budget == DS_BUDGET
+    )
+    monkeypatch.setenv(DS_BUDGET_ENV, " 12345 ")
+    assert resolve(described(1200)).ds_budget == for_device(0).ds_budget == targets.named("sm_120").ds_budget == 12345
+    monkeypatch.setenv(TARGET_ENV, "sm_121")
+    assert resolve().ds_budget == 12345
+    for text in ("1 GiB", "-1", "1e9"):
+        monkeypatch.setenv(DS_BUDGET_ENV, text)
+        with pytest.raises(NotImplementedError, match="must be a number of bytes"):
+            resolve()
 
 
 def test_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from cudnn_frost_sm120.admission import decline_reason
+from cudnn_frost_sm120.facts import MaskFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
 from cudnn_frost_sm120.plan import BwdPlan, make_plan
-from cudnn_frost_sm120.target import Target
-from cudnn_frost_sm120.workspace import REGION_ALIGNMENT, WORKSPACE_ALIGNMENT
+from cudnn_frost_sm120.target import DS_BUDGET, Target
+from cudnn_frost_sm120.workspace import REGION_ALIGNMENT, WORKSPACE_ALIGNMENT, ds_region_bytes
 from tests.gpu.cases import Case, facts_of
 
 SM120 = Target("sm_120", "sm_120a", None, 188)
@@ -49,12 +52,39 @@ def test_accumulators_hold_every_row():
         nbytes = {region.name: region.nbytes for region in plan.workspace.regions}
         rows = 3 * 8 * 192  # 130 rounded up to 64
         assert nbytes["lse"] == nbytes["delta"] == 4 * rows
-        assert nbytes["dq_accum"] == 4 * rows * 128
+        if plan.key.reduction is ReductionMode.DS_STORE:
+            assert "dq_accum" not in nbytes
+            assert nbytes["ds"] == 2 * rows * 384
+        else:
+            assert "ds" not in nbytes
+            assert nbytes["dq_accum"] == 4 * rows * 128
         if plan.knobs.heads_per_cta < 4:
             parts = 3 * 8 // plan.knobs.heads_per_cta * 384  # 257 rounded up to 128
             assert nbytes["dk_partial"] == nbytes["dv_partial"] == 4 * parts * 128
         else:
             assert "dk_partial" not in nbytes
+
+
+def test_a_window_stores_dS_of_its_band_only():
+    """Linear in the sequence length, whatever the diagonal is."""
+    window = MaskFacts(left_bound=1000, right_bound=24, bottom_right=True)
+    sizes = [ds_region_bytes(facts_of(Case(128, seqlen_q=s, mask=window))) for s in (4096, 8192)]
+    assert sizes == [2 * 4 * s * (128 * 10) for s in (4096, 8192)]  # 1024 + 63 keys touch 10 tiles of 128 at most
+    assert ds_region_bytes(facts_of(Case(128, seqlen_q=4096))) == 2 * 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_dS_is_stored_within_the_budget_only(deterministic):
+    facts = facts_of(Case(128, batch=1, heads_q=32, seqlen_q=4096, deterministic=deterministic))
+    assert ds_region_bytes(facts) == DS_BUDGET  # 1 GiB
+    for budget, offered in ((DS_BUDGET, True), (DS_BUDGET - 1, False), (0, False)):
+        target = replace(SM120, ds_budget=budget)
+        knobs = ranked_knobs(facts, target)
+        modes = [choice.reduction_mode for choice in knobs]
+        assert (ReductionMode.DS_STORE in modes) == offered
+        assert modes[0] is not ReductionMode.DS_STORE
+        stored = BwdKnobs(**{**vars(knobs[0]), "reduction_mode": ReductionMode.DS_STORE})
+        assert (decline_reason(facts, target, stored) is None) == offered
 
 
 @pytest.mark.parametrize("headdim", [64, 128, 256])
