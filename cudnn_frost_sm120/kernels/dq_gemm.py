@@ -156,14 +156,11 @@ class DqGemmKernel:
         config = self.config
         steps = config.warp_keys // 16
         for part in cutlass.range_constexpr(STEPS // steps):
-            if cutlass.const_expr(config.warps_skip):
-                first_key = key + part * config.warp_keys
-                if mask.drops_tile(main_query, config.tile.tile_m, first_key, config.warp_keys):
-                    for m in cutlass.range_constexpr(self.row_blocks):
-                        for x in cutlass.range_constexpr(4 * steps):
-                            ds[(m * STEPS + part * steps) * 4 + x] = Int32(0)
-                else:
-                    self.load_steps(ds, source, part * steps, steps)
+            first_key = key + part * config.warp_keys
+            if mask.drops_tile(main_query, config.tile.tile_m, first_key, config.warp_keys):
+                for m in cutlass.range_constexpr(self.row_blocks):
+                    for x in cutlass.range_constexpr(4 * steps):
+                        ds[(m * STEPS + part * steps) * 4 + x] = Int32(0)
             else:
                 self.load_steps(ds, source, part * steps, steps)
 

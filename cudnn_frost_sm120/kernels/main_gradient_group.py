@@ -141,8 +141,6 @@ class GradientGroup:
                         turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
                         wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
                     self.store_ds(cta, ds_frags, ds_stage)
-                if cutlass.const_expr(config.stores_ds):
-                    self.keep_ds(cta, ds_frags, m_block, head)
                 self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
 
             if cta.warp == LOAD_WARP:

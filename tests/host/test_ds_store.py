@@ -93,20 +93,20 @@ def test_a_round_trip_through_memory(shape):
                 source += ds_store.fragment_offset(0, GEMM_N // 16)
 
 
-def stored_tiles(problem: Problem, tile_m: int, tile_n: int, warp_keys: int, skip: bool) -> set[tuple[int, int]]:
+def stored_tiles(problem: Problem, tile_m: int, tile_n: int, warp_keys: int) -> set[tuple[int, int]]:
     """(query, key) of every 16x16 fragment that the main kernel stores."""
     found = set()
     for n_block in range(-(-problem.seqlen_k // tile_n)):
         for m_block in range(*query_tiles(n_block, tile_m, tile_n, problem.seqlen, problem.mask)):
             for key in range(n_block * tile_n, (n_block + 1) * tile_n, warp_keys):
                 query = m_block * tile_m
-                if skip and problem.mask.drops_tile(query, tile_m, key, warp_keys):
+                if problem.mask.drops_tile(query, tile_m, key, warp_keys):
                     continue
                 found |= set(itertools.product(range(query, query + tile_m, 16), range(key, key + warp_keys, 16)))
     return found
 
 
-def read_tiles(problem: Problem, rows: int, tile_m: int, warp_keys: int, skip: bool) -> set[tuple[int, int]]:
+def read_tiles(problem: Problem, rows: int, tile_m: int, warp_keys: int) -> set[tuple[int, int]]:
     """(query, key) of every fragment that dq_gemm reads with warps of so many rows."""
     found = set()
     for cta in range(-(-problem.seqlen_q // GEMM_M)):
@@ -116,7 +116,7 @@ def read_tiles(problem: Problem, rows: int, tile_m: int, warp_keys: int, skip: b
             own_begin, own_end = key_tiles(main_block, tile_m, GEMM_N, problem.seqlen, problem.mask)
             assert own_begin >= own_end or (begin <= own_begin and own_end <= end)
             for key in range(own_begin * GEMM_N, own_end * GEMM_N, warp_keys):
-                if skip and problem.mask.drops_tile(main_block * tile_m, tile_m, key, warp_keys):
+                if problem.mask.drops_tile(main_block * tile_m, tile_m, key, warp_keys):
                     continue
                 found |= set(itertools.product(range(query, query + rows, 16), range(key, key + warp_keys, 16)))
     return found
@@ -127,9 +127,8 @@ def read_tiles(problem: Problem, rows: int, tile_m: int, warp_keys: int, skip: b
 def test_what_is_read_was_stored_and_holds_every_kept_pair(problem, shape, rows):
     """Workspace starts as NaN: reading one fragment too many is a wrong gradient, as is reading one too few."""
     tile_m, tile_n, key_blocks = shape
-    skip = problem.left is not None or problem.right is not None
-    stored = stored_tiles(problem, tile_m, tile_n, 16 * key_blocks, skip)
-    read = read_tiles(problem, min(rows, tile_m), tile_m, 16 * key_blocks, skip)
+    stored = stored_tiles(problem, tile_m, tile_n, 16 * key_blocks)
+    read = read_tiles(problem, min(rows, tile_m), tile_m, 16 * key_blocks)
     assert read <= stored
     fragments = itertools.product(range(0, problem.seqlen_q, 16), range(0, problem.seqlen_k, 16))
     for query, key in fragments:
@@ -148,7 +147,7 @@ def test_every_stored_fragment_has_a_place_of_its_own(problem, shape):
     words = ds_store.ds_bytes(1, 3, problem.seqlen_q, keys) // 4
     head_strip = 2 * ds_store.strips(problem.seqlen_q)  # the last of three heads
     places = {}
-    for query, key in stored_tiles(problem, tile_m, tile_n, 16 * key_blocks, skip=False):
+    for query, key in stored_tiles(problem, tile_m, tile_n, 16 * key_blocks):
         origin = ds_store.strip_origin(query // ds_store.STRIP, mask)
         assert 0 <= key - origin < keys, (query, key)
         at = ds_store.tile_offset(head_strip, query, key, keys, mask)
