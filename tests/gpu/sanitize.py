@@ -55,6 +55,9 @@ def cases():
         "bias, dBias, lengths, groups": Case(64, bias=(1, 1, 1, 1), dbias=True, **{**grouped, **lengths}),
         "dBias of a row": Case(128, bias=(0, 1, 0, 1), bias_dtype="io", dbias=True, mask=CAUSAL, **sizes),
         "deterministic": Case(64, deterministic=True, mask=CAUSAL, **grouped),
+        "dS stored, window, lengths": Case(
+            128, deterministic=True, mask=MaskFacts(left_bound=70, right_bound=10), **{**grouped, **lengths}
+        ),
         "scale in device memory": Case(64, scale_tensor=True, bias=(1, 1, 1, 1), dbias=True, mask=CAUSAL, **grouped),
     }
     return {name: case for name, case in all_cases.items() if not unserved(case)}

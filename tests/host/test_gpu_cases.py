@@ -10,6 +10,7 @@ import pytest
 
 from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import make_plan
 from cudnn_frost_sm120.target import Target
 from tests.gpu.cases import Case, facts_of, unserved
@@ -38,6 +39,14 @@ def test_cases_can_be_planned(module: str) -> None:
         assert decline_reason(facts, STAND_IN) is None, case
         for knobs in ranked_knobs(facts, STAND_IN):
             make_plan(facts, knobs, STAND_IN)
+
+
+def test_reruns_cover_every_deterministic_route() -> None:
+    from tests.gpu.test_numerics import DETERMINISTIC
+
+    for case in DETERMINISTIC:
+        offered = {knobs.reduction_mode for knobs in ranked_knobs(facts_of(case), STAND_IN)}
+        assert offered == set(ReductionMode) - {ReductionMode.ATOMIC}, case
 
 
 def test_there_are_cases() -> None:
