@@ -99,7 +99,7 @@ class MainKernel:
             key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
-            ds=self.ds_strips(scratch, extents, band, first_row, tid & 31) if config.stores_ds else None,
+            ds=self.ds_strips(scratch, extents, band, first_row) if config.stores_ds else None,
         )
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
@@ -143,10 +143,10 @@ class MainKernel:
         cute.arch.barrier()
         return slot.load()
 
-    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, first_row, lane) -> DsStrips:
+    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, first_row) -> DsStrips:
         """Those of the head whose padded query rows start at `first_row`."""
         keys = ds_store.strip_keys(extents.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
-        first = gmem_ptr(scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys) + 4 * lane
+        first = gmem_ptr(scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys)
         return DsStrips(first, ds_store.strips(extents.seqlen_q), keys)
 
     def turns(self, scratch: Scratch, first_row):

@@ -123,9 +123,9 @@ class GradientGroup:
                     pass_over(config, cta, *stages)
                 else:
                     ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
+                    self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
                     if cutlass.const_expr(config.stores_ds):
                         self.keep_ds(cta, ds_frags, m_block, head)
-                    self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
             else:
                 ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
@@ -224,7 +224,7 @@ class GradientGroup:
         config, tile, strips = self.config, self.config.tile, cta.ds
         query, key = m_block * tile.tile_m, cta.first_key + cta.warp_in_group * config.warp_keys
         head_strip = Int64(head_in_group(config, cta, head)) * strips.per_head
-        target = strips.first + ds_store.tile_offset(head_strip, query, key, strips.keys, cta.mask)
+        target = strips.first + ds_store.tile_offset(head_strip, query, key, strips.keys, cta.mask) + 4 * cta.lane
         for block in cutlass.range_constexpr(tile.key_blocks):
             for k in cutlass.range_constexpr(tile.tile_m // 16):
                 value = cutlass.Vector.from_elements(tuple(ds_frags[block][k]), Int32)

@@ -75,7 +75,7 @@ class MainConfig:
 class DsStrips:
     """Where the CTA leaves dS (device/ds_store.py)."""
 
-    first: Any  # pointer to first_head_q's first strip, at this lane's registers of a fragment
+    first: Any  # pointer to first_head_q's first strip
     per_head: Any  # strips of a head
     keys: Any  # that a strip has room for
 
