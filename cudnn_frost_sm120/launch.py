@@ -69,6 +69,7 @@ class Launcher:
             Band(int(facts.mask.bottom_right), left or 0, right or 0),
             plan.head_group,
             plan.key_group,
+            plan.slots_per_launch,
             facts.scale if facts.scale is not None else 1.0,
             [plan.workspace.offset(name) for name in Scratch._fields],
         )

@@ -8,7 +8,7 @@ from .config.tiles import TileConfig, configs_for
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
 from .target import Target
-from .workspace import WorkspaceTable, layout
+from .workspace import WorkspaceTable, ds_region_bytes, layout
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class BwdPlan:
     workspace: WorkspaceTable
     head_group: int  # heads whose key tiles are scheduled together (device/scheduler.py)
     key_group: int  # key tiles that the relay orders together (device/relay_order.py), a power of two
+    slots_per_launch: int  # (batch, walked heads) that share the space for dS; the others come after them
 
     @property
     def workspace_bytes(self) -> int:
@@ -128,10 +129,10 @@ def make_plan(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> BwdPlan:
         dbias_over_q=facts.dbias is not None and facts.dbias.dim[2] == 1,
         dbias_over_k=facts.dbias is not None and facts.dbias.dim[3] == 1,
     )
-    workspace = layout(facts, tile, knobs.heads_per_cta, key.reduction)
-    return BwdPlan(
-        facts, knobs, target, key, workspace, head_group_of(facts, knobs), key_group_of(facts, knobs, target)
-    )
+    per_launch = slots_per_launch(facts, knobs, target)
+    workspace = layout(facts, tile, knobs.heads_per_cta, key.reduction, per_launch * knobs.heads_per_cta)
+    head_group = min(head_group_of(facts, knobs), per_launch)
+    return BwdPlan(facts, knobs, target, key, workspace, head_group, key_group_of(facts, knobs, target), per_launch)
 
 
 def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
@@ -140,6 +141,20 @@ def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
         return facts.batch * facts.heads_q // knobs.heads_per_cta
     left, right = effective_bounds(facts)
     return CAUSAL_HEAD_GROUP if right is not None and left is None else 1
+
+
+def slots_per_launch(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> int:
+    """Where dS is stored: as many (batch, walked heads) as the budget has room for, at least one, in equal parts of
+    whole head groups; they are worked on one part after the other. Else all."""
+    slots = facts.batch * facts.heads_q // knobs.heads_per_cta
+    if knobs.reduction_mode is not ReductionMode.DS_STORE:
+        return slots
+    fit = max(1, target.ds_budget // ds_region_bytes(facts, knobs.heads_per_cta))
+    if fit >= slots:
+        return slots
+    even = -(-slots // -(-slots // fit))
+    group = min(head_group_of(facts, knobs), fit)
+    return min(-(-even // group), fit // group) * group
 
 
 def key_group_of(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> int:

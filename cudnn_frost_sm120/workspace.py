@@ -40,8 +40,10 @@ class WorkspaceTable:
         return next((region.offset for region in self.regions if region.name == name), 0)
 
 
-def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: ReductionMode) -> WorkspaceTable:
-    """Regions of a plan, linear in S but for that of dS.
+def layout(
+    facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: ReductionMode, ds_heads: int = 0
+) -> WorkspaceTable:
+    """Regions of a plan, linear in S but for that of dS, which has room for `ds_heads` (batch, query head).
 
     Per padded query row of a head: 4 bytes of LSE, 4 of delta, and 4 * (native headdim_qk) of fp32 dQ where the main
     kernel adds it up. Where the query heads of a group are split over CTAs, per padded key row of a key head and part:
@@ -52,7 +54,7 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: Reductio
     if mode.dq_in_main:
         sizes["dq_accum"] = 4 * rows * tile.headdim_qk
     if mode is ReductionMode.DS_STORE:
-        sizes["ds"] = ds_region_bytes(facts)
+        sizes["ds"] = ds_region_bytes(facts, ds_heads)
     if heads_per_cta < facts.group:
         parts = facts.batch * facts.heads_q // heads_per_cta * padded_keys(facts.seqlen_k)
         sizes |= {"dk_partial": 4 * parts * tile.headdim_qk, "dv_partial": 4 * parts * tile.headdim_v}
@@ -65,9 +67,10 @@ def layout(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, mode: Reductio
     return WorkspaceTable(tuple(regions))
 
 
-def ds_region_bytes(facts: BwdFacts) -> int:
-    """What storing dS takes: 2 bytes for every padded query row of a head and key that its strip has room for."""
+def ds_region_bytes(facts: BwdFacts, heads: int) -> int:
+    """What storing dS of so many (batch, query head) takes: 2 bytes for every padded query row and key that there is
+    room for in its strip."""
     left, right = effective_bounds(facts)
     kinds = MaskKinds(right=right is not None, left=left is not None)
     keys = ds_store.strip_keys(facts.seqlen_k, kinds, left, right)
-    return ds_store.ds_bytes(facts.batch, facts.heads_q, facts.seqlen_q, keys)
+    return ds_store.ds_bytes(heads, facts.seqlen_q, keys)

@@ -46,9 +46,9 @@ def strips(seqlen_q) -> Any:
     return padded_queries(seqlen_q) // STRIP
 
 
-def ds_bytes(batch: int, heads_q: int, seqlen_q: int, keys: int) -> int:
-    """Bytes of all strips, each with room for `keys` keys."""
-    return batch * heads_q * strips(seqlen_q) * keys * STRIP * 2
+def ds_bytes(heads: Any, seqlen_q, keys) -> Any:
+    """Bytes of all strips of so many (batch, query head), each with room for `keys` keys; in 64 bits if `heads` is."""
+    return heads * strips(seqlen_q) * keys * (STRIP * 2)
 
 
 def strip_offset(strip, keys) -> Any:

@@ -13,6 +13,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from ..config.padding import padded_keys, padded_queries
+from ..device import ds_store
+from ..device.select import minimum
 from .accumulator_convert import AccumulatorConvertKernel
 from .dbias import DbiasConfig, DbiasKernel
 from .dq_gemm import DqGemmKernel
@@ -20,7 +22,7 @@ from .dq_recompute import DqRecomputeKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
-from .operands import BiasOperand, Extents, Lengths, Scratch, Strided, read_geometry
+from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided, read_geometry
 from .preprocess import PreprocessKernel
 
 
@@ -73,12 +75,18 @@ class BackwardChain:
             self.dq_recompute.launch(q, k, v, o, do, lse, dq, *operands)
         else:
             self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
-        self.main.launch(
-            q, k, v, do, dk, dv, scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group, g.key_group, stream
-        )
-        rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
+        inputs = (q, k, v, do, dk, dv)
+        shared = (e, g.band, lengths, bias, g.scale, scale, g.head_group)
         if cutlass.const_expr(self.config.stores_ds):
-            self.dq_gemm.launch(k, dq, scratch, e, g.band, lengths, g.scale, scale, g.head_group, stream)
+            slots = e.batch * (e.heads_q // e.heads_per_cta)
+            for first in cutlass.range(0, slots, g.slots_per_launch, unroll=1):
+                count = minimum(g.slots_per_launch, slots - first)
+                self.store_ds(inputs, dq, scratch, g.band, lengths, shared, g.key_group, first, count, stream)
+        else:
+            self.main.launch(
+                *inputs, scratch, *shared, g.key_group, None, e.batch * (e.heads_q // e.heads_per_cta), stream
+            )
+        rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
         if cutlass.const_expr(self.config.dq_in_main):
             self.convert_qk.launch(
                 dq, scratch.dq_accum, e.batch, e.heads_q, e.seqlen_q, rows_q, e.headdim_qk, 1, g.scale, scale, stream
@@ -92,6 +100,20 @@ class BackwardChain:
             self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, *operands)
         if cutlass.const_expr(dsink is not None):
             DsinkKernel().launch(sink, dsink, scratch, e, stream)
+
+    @cute.jit
+    def store_ds(
+        self, inputs, dq: Strided, scratch: Scratch, band: Band, lengths, shared, key_group, first, count, stream
+    ):
+        """The main kernel and dQ for `count` slots from `first` on; their dS takes the place of the last ones'."""
+        e, scale, scale_address, head_group = shared[0], shared[4], shared[5], shared[6]
+        first_head = first * e.heads_per_cta
+        keys = ds_store.strip_keys(e.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
+        before = ds_store.ds_bytes(Int64(first_head), e.seqlen_q, keys)
+        scratch = scratch._replace(ds=scratch.ds - before)
+        self.main.launch(*inputs, scratch, *shared, key_group, first, count, stream)
+        operands = (scratch, e, band, lengths, scale, scale_address, head_group)
+        self.dq_gemm.launch(inputs[1], dq, *operands, first_head, count * e.heads_per_cta, stream)
 
     @cute.jit
     def sum_parts(self, dk: Strided, dv: Strided, scratch: Scratch, e: Extents, rows_k, scale, scale_address, stream):

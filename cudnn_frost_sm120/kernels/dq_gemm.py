@@ -61,6 +61,7 @@ class DqGemmKernel:
         scale: Float32,
         scale_address: Int64 | None,
         head_group: Int32,
+        first_head: Int32,
     ):
         config, tile = self.config, self.config.tile
         cute.arch.griddepcontrol_launch_dependents()
@@ -68,6 +69,7 @@ class DqGemmKernel:
         block, _, _ = cute.arch.block_idx()
         lane, warp = tid & 31, cute.arch.make_warp_uniform(tid >> 5)
         m_blocks = (extents.seqlen_q + (TILE_M - 1)) // TILE_M
+        block = block + first_head * m_blocks
         m_block, head, batch = key_tile_of(block, m_blocks, extents.heads_q, extents.batch, head_group)
         if cutlass.const_expr(config.mask.right):
             m_block = m_blocks - 1 - m_block  # the longest first
@@ -190,11 +192,13 @@ class DqGemmKernel:
         scale: Float32,
         scale_address: Int64 | None,
         head_group: Int32,
+        first_head: Int32,
+        heads: Int32,
         stream,
     ):
+        """`heads` (batch, query head) from `first_head` on, a multiple of `head_group`."""
         e = extents
         tma_k = tensor_map(self.config.dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), TILE_N)
-        grid = (e.seqlen_q + (TILE_M - 1)) // TILE_M * e.heads_q * e.batch
-        self.kernel(tma_k, dq, scratch, extents, band, lengths, scale, scale_address, head_group).launch(
-            grid=(grid, 1, 1), block=(self.threads, 1, 1), stream=stream, use_pdl=True
-        )
+        grid = (e.seqlen_q + (TILE_M - 1)) // TILE_M * heads
+        operands = (dq, scratch, extents, band, lengths, scale, scale_address, head_group, first_head)
+        self.kernel(tma_k, *operands).launch(grid=(grid, 1, 1), block=(self.threads, 1, 1), stream=stream, use_pdl=True)

@@ -53,6 +53,7 @@ class MainKernel:
         scale_address: Int64 | None,
         head_group: Int32,
         key_group: Int32,
+        first_slot: Int32 | None,
     ):
         config, tile, smem = self.config, self.config.tile, self.config.smem
         tid, _, _ = cute.arch.thread_idx()
@@ -64,6 +65,8 @@ class MainKernel:
         base = Int32(storage.data_ptr().toint(Int32))
         if cutlass.const_expr(config.relay):
             block = self.ticket(base, tid, scratch)
+        if cutlass.const_expr(first_slot is not None):
+            block = block + first_slot * n_blocks
         n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
         if cutlass.const_expr(config.relay):
             n_block = ordered_key_tile(n_block, n_blocks, key_group)
@@ -172,8 +175,11 @@ class MainKernel:
         scale_address: Int64 | None,
         head_group: Int32,
         key_group: Int32,
+        first_slot: Int32 | None,
+        slots: Int32,
         stream,
     ):
+        """`slots` (batch, walked heads) from `first_slot` on, a multiple of `head_group`; None is from the first on."""
         dtype, tile, e = self.config.dtype, self.config.tile, extents
 
         maps = [
@@ -184,9 +190,21 @@ class MainKernel:
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(
-            *maps, dk, dv, scratch, extents, band, lengths, bias, scale, scale_address, head_group, key_group
+            *maps,
+            dk,
+            dv,
+            scratch,
+            extents,
+            band,
+            lengths,
+            bias,
+            scale,
+            scale_address,
+            head_group,
+            key_group,
+            first_slot,
         ).launch(
-            grid=(n_blocks * (e.heads_q // e.heads_per_cta) * e.batch, 1, 1),
+            grid=(n_blocks * slots, 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,

@@ -93,11 +93,12 @@ class Geometry(NamedTuple):
     band: Band
     head_group: Any
     key_group: Any
+    slots_per_launch: Any  # (batch, walked heads) that the main kernel works on at a time, where dS is stored
     scale: Any  # fp32, in the low half of its word
     regions: Any  # byte offsets of the Scratch fields from the workspace base, 0 for absent ones
 
 
-WORDS = 3 * len(TENSORS) + 10 + len(Extents._fields) + len(Band._fields) + 3 + len(Scratch._fields)
+WORDS = 3 * len(TENSORS) + 10 + len(Extents._fields) + len(Band._fields) + 4 + len(Scratch._fields)
 
 
 def pack_geometry(g: Geometry) -> bytes:
@@ -112,6 +113,7 @@ def pack_geometry(g: Geometry) -> bytes:
         *g.band,
         g.head_group,
         g.key_group,
+        g.slots_per_launch,
     ]
     bits = struct.unpack("<I", struct.pack("<f", g.scale))[0]
     return struct.pack(f"<{WORDS}q", *words, bits, *g.regions)
@@ -134,9 +136,9 @@ def read_geometry(block) -> Geometry:
     bias_strides, dbias_strides, dbias_extents = take(4), take(4), take(2)
     extents = Extents(*(Int32(word) for word in take(len(Extents._fields))))
     band = Band(*(Int32(word) for word in take(len(Band._fields))))
-    head_group, key_group = (Int32(word) for word in take(2))
+    schedule = (Int32(word) for word in take(3))
     scale = cutlass.Pointer(base, dtype=Float32) + 2 * next(at)
     regions = take(len(Scratch._fields))
     dbias_extents = [Int32(word) for word in dbias_extents]
     broadcasts = (bias_strides, dbias_strides, dbias_extents)
-    return Geometry(strides, *broadcasts, extents, band, head_group, key_group, scale.load(), regions)
+    return Geometry(strides, *broadcasts, extents, band, *schedule, scale.load(), regions)

@@ -59,7 +59,7 @@ def test_a_round_trip_through_memory(shape):
     mask = Problem(seqlen_q, seqlen_k, None, None, False, None, None).mask
     keys = ds_store.strip_keys(seqlen_k, mask.kinds, None, None)
     ds = np.random.default_rng(0).permutation(heads * seqlen_q * seqlen_k).reshape(heads, seqlen_q, seqlen_k)
-    memory = np.full((ds_store.ds_bytes(1, heads, seqlen_q, keys) // 4, 2), -1)
+    memory = np.full((ds_store.ds_bytes(heads, seqlen_q, keys) // 4, 2), -1)
 
     def head_strip(head):
         return head * ds_store.strips(seqlen_q)
@@ -144,7 +144,7 @@ def test_every_stored_fragment_has_a_place_of_its_own(problem, shape):
     tile_m, tile_n, key_blocks = shape
     mask = problem.mask
     keys = ds_store.strip_keys(problem.seqlen_k, mask.kinds, problem.left, problem.right)
-    words = ds_store.ds_bytes(1, 3, problem.seqlen_q, keys) // 4
+    words = ds_store.ds_bytes(3, problem.seqlen_q, keys) // 4
     head_strip = 2 * ds_store.strips(problem.seqlen_q)  # the last of three heads
     places = {}
     for query, key in stored_tiles(problem, tile_m, tile_n, 16 * key_blocks):

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.facts import MaskFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
 from cudnn_frost_sm120.plan import BwdPlan, make_plan
-from cudnn_frost_sm120.target import DS_BUDGET, Target
+from cudnn_frost_sm120.target import Target
 from cudnn_frost_sm120.workspace import REGION_ALIGNMENT, WORKSPACE_ALIGNMENT, ds_region_bytes
-from tests.gpu.cases import Case, facts_of
+from tests.gpu.cases import CAUSAL, Case, facts_of
 
 SM120 = Target("sm_120", "sm_120a", None, 188)
 
@@ -69,34 +68,63 @@ def test_accumulators_hold_every_row():
 def test_a_window_stores_dS_of_its_band_only():
     """Linear in the sequence length, whatever the diagonal is."""
     window = MaskFacts(left_bound=1000, right_bound=24, bottom_right=True)
-    sizes = [ds_region_bytes(facts_of(Case(128, seqlen_q=s, mask=window))) for s in (4096, 8192)]
-    assert sizes == [2 * 4 * s * (128 * 10) for s in (4096, 8192)]  # 1024 + 63 keys touch 10 tiles of 128 at most
-    assert ds_region_bytes(facts_of(Case(128, seqlen_q=4096))) == 2 * 4 * 4096 * 4096
+    sizes = [ds_region_bytes(facts_of(Case(128, seqlen_q=s, mask=window)), heads=3) for s in (4096, 8192)]
+    assert sizes == [2 * 3 * s * (128 * 10) for s in (4096, 8192)]  # 1024 + 63 keys touch 10 tiles of 128 at most
+    assert ds_region_bytes(facts_of(Case(128, seqlen_q=4096)), heads=3) == 2 * 3 * 4096 * 4096
+
+
+HEAD = 2 * 4096 * 4096
+"""Bytes of dS of one head at S 4096."""
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_dS_is_stored_within_the_budget_only(deterministic):
-    facts = facts_of(Case(128, batch=1, heads_q=32, seqlen_q=4096, deterministic=deterministic))
-    assert ds_region_bytes(facts) == DS_BUDGET  # 1 GiB
-    for budget, offered in ((DS_BUDGET, True), (DS_BUDGET - 1, False), (0, False)):
+    facts = facts_of(Case(128, batch=1, heads_q=32, heads_k=8, seqlen_q=4096, deterministic=deterministic))
+    for budget, most_heads in ((32 * HEAD, 4), (4 * HEAD - 1, 2), (HEAD, 1), (HEAD - 1, 0), (0, 0)):
         target = replace(SM120, ds_budget=budget)
-        knobs = ranked_knobs(facts, target)
-        modes = [choice.reduction_mode for choice in knobs]
-        assert (ReductionMode.DS_STORE in modes) == offered
-        assert modes[0] is not ReductionMode.DS_STORE
-        stored = BwdKnobs(**{**vars(knobs[0]), "reduction_mode": ReductionMode.DS_STORE})
-        assert (decline_reason(facts, target, stored) is None) == offered
+        storing = [k for k in ranked_knobs(facts, target) if k.reduction_mode is ReductionMode.DS_STORE]
+        assert max((k.heads_per_cta for k in storing), default=0) == most_heads
+        for knobs in storing:
+            plan = make_plan(facts, knobs, target)
+            (region,) = (r for r in plan.workspace.regions if r.name == "ds")
+            assert region.nbytes == HEAD * plan.slots_per_launch * knobs.heads_per_cta <= budget
+
+
+@pytest.mark.parametrize(
+    ("case", "budget", "expected"),
+    [
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096), 32 * HEAD, (32, 1)),
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096), 31 * HEAD, (16, 1)),  # two equal parts
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096), 10 * HEAD, (8, 1)),
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096, mask=CAUSAL), 31 * HEAD, (16, 8)),
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096, mask=CAUSAL), 23 * HEAD, (16, 8)),  # whole head groups
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096, mask=CAUSAL), 5 * HEAD, (5, 5)),
+        (Case(128, batch=2, heads_q=16, seqlen_q=4096, mask=CAUSAL), 0, (1, 1)),  # a record from elsewhere
+    ],
+)
+def test_dS_is_stored_in_equal_parts(case, budget, expected):
+    facts, target = facts_of(case), replace(SM120, ds_budget=budget)
+    plan = make_plan(facts, BwdKnobs(32, 128, 3, 1, ReductionMode.DS_STORE), target)
+    assert (plan.slots_per_launch, plan.head_group) == expected
+    assert plan.slots_per_launch % plan.head_group == 0
+
+
+def test_the_parts_of_other_routes_are_all():
+    for plan in plans(headdim=128, batch=2, heads_q=16, heads_k=4, seqlen_q=4096):
+        if plan.key.reduction is not ReductionMode.DS_STORE:
+            assert plan.slots_per_launch == 32 // plan.knobs.heads_per_cta
 
 
 @pytest.mark.parametrize("headdim", [64, 128, 256])
 @pytest.mark.parametrize("heads_k", [8, 2])
-def test_linear_in_the_sequence_length(headdim, heads_k):
-    """Every kind of plan: one step in the length costs what the last one did, a few fp32 rows per query row."""
+@pytest.mark.parametrize("mode", [m for m in ReductionMode if m is not ReductionMode.DS_STORE])
+def test_linear_in_the_sequence_length(headdim, heads_k, mode):
+    """One step in the length costs what the last one did, a few fp32 rows per query row."""
     sizes = {}
     for seqlen in (4096, 8192, 12_288, 32_768):
         facts = facts_of(Case(headdim, batch=1, heads_q=8, heads_k=heads_k, seqlen_q=seqlen))
         for heads in (1, facts.group):
-            knobs = replace(ranked_knobs(facts, SM120)[0], heads_per_cta=heads)
+            knobs = replace(ranked_knobs(facts, SM120)[0], heads_per_cta=heads, reduction_mode=mode)
             sizes[heads, seqlen] = make_plan(facts, knobs, SM120).workspace_bytes
     for heads in (1, 8 // heads_k):
         first, second, third, last = (sizes[heads, seqlen] for seqlen in (4096, 8192, 12_288, 32_768))
