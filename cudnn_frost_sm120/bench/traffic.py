@@ -1,0 +1,72 @@
+"""Bytes that the kernels around the main kernel move, from the plan: what they must read and write, once each.
+
+Each function is one kernel of the chain (kernels/chain.py). A plan without that kernel moves nothing there. Memory is
+counted, whether or not a cache holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from ..facts import ITEMSIZE, TensorFacts
+from ..plan import BwdPlan
+
+
+@dataclass(frozen=True)
+class Traffic:
+    read: int = 0
+    written: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+def preprocess(plan: BwdPlan) -> Traffic:
+    """Reads O, dO and LSE; writes LSE and delta for the padded rows, and zeros for sums and counters."""
+    facts = plan.facts
+    written = sum(_region(plan, name) for name in ("lse", "delta", "dq_accum", "turns", "ticket"))
+    return Traffic(_size(facts.o) + _size(facts.do) + _size(facts.stats), written)
+
+
+def convert_dq(plan: BwdPlan) -> Traffic:
+    """Reads the fp32 sums of dQ, writes dQ."""
+    sums = _region(plan, "dq_accum")
+    return Traffic(sums, _size(plan.facts.dq)) if sums else Traffic()
+
+
+def sum_parts(plan: BwdPlan) -> Traffic:
+    """Where a group's heads are split over CTAs: reads the fp32 parts of dK and dV, writes dK and dV."""
+    parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
+    return Traffic(parts, _size(plan.facts.dk) + _size(plan.facts.dv)) if parts else Traffic()
+
+
+def dsink(plan: BwdPlan) -> Traffic:
+    """Reads LSE and delta of every row, and the sinks; writes dSink."""
+    facts = plan.facts
+    if facts.sink is None or facts.dsink is None:
+        return Traffic()
+    return Traffic(_region(plan, "lse") + _region(plan, "delta") + _size(facts.sink), _size(facts.dsink))
+
+
+STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, convert_dq, sum_parts, dsink)
+
+
+def outside_main(plan: BwdPlan) -> dict[str, Traffic]:
+    """By stage, those that the plan has."""
+    found = {stage.__name__: stage(plan) for stage in STAGES}
+    return {name: traffic for name, traffic in found.items() if traffic.total}
+
+
+def outside_bytes(plan: BwdPlan) -> int:
+    return sum(traffic.total for traffic in outside_main(plan).values())
+
+
+def _region(plan: BwdPlan, name: str) -> int:
+    return next((region.nbytes for region in plan.workspace.regions if region.name == name), 0)
+
+
+def _size(tensor: TensorFacts) -> int:
+    return prod(tensor.dim) * ITEMSIZE[tensor.dtype]
