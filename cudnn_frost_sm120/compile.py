@@ -41,15 +41,18 @@ def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
     from cudnn.frost import compiled_cache
     from cudnn.frost.device import build_device
 
+    from .device.mma import throttled
+
+    cache_key = None if key.throttled else f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}"
     slot = (key, target.arch, target.device)
     with _LOCK:
         if slot not in _CHAINS:
             before = compiled_cache.stats()
-            with build_device(target.device):
+            with build_device(target.device), throttled(key.throttled):
                 compiled = compiled_cache.compile_cached(
                     build_chain(key),
                     *fake_arguments(key),
-                    cache_key=f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}",
+                    cache_key=cache_key,
                     symbol=key.name,
                     options=compile_options(target),
                 )

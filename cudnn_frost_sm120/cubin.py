@@ -91,9 +91,10 @@ def compile_cubin(key: ChainKey, target: Target) -> Cubin:
     import cutlass.cute as cute
 
     from .compile import build_chain, compile_options, fake_arguments
+    from .device.mma import throttled
 
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, throttled(key.throttled):
         options = f"{compile_options(target)} --keep-cubin --dump-dir {folder}"
         kept = cute.compile(build_chain(key), *fake_arguments(key), options=options).artifacts.CUBIN
         image = kept if isinstance(kept, bytes) else Path(kept).read_bytes()

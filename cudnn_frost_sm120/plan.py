@@ -29,6 +29,7 @@ class ChainKey:
     dbias_over_k: bool = False
     scale_tensor: bool = False  # the scale lies in device memory
     every_lane_arrives: bool = False  # a build for race checkers (kernels/main_setup.py); no plan has it
+    throttled: bool = False  # a build for the benchmark (device/mma.py), never cached on disk; no plan has it
 
     @property
     def optional_operands(self) -> dict[str, bool]:
@@ -60,6 +61,7 @@ class ChainKey:
             "over_k": self.dbias_over_k,
             "scale": self.scale_tensor,
             "lanes": self.every_lane_arrives,
+            "throttled": self.throttled,
         }
         shape = f"d{tile.headdim_qk}x{tile.headdim_v}_t{tile.tile_m}x{tile.tile_n}_s{tile.q_stages}"
         return "_".join(["sdpa_bwd", self.dtype, shape, *(name for name, on in flags.items() if on)])

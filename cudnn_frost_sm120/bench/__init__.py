@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", default="baseline,fa2", help=f"comma-separated, of {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every candidate")
     parser.add_argument("--plans", choices=("first", "all"), default="first", help="of ours")
+    parser.add_argument(
+        "--throttled",
+        action="store_true",
+        help="our first plan with every HMMA doubled by an idle one too; peers have no such build",
+    )
     parser.add_argument("--stages", action="store_true", help="the time of each kernel too")
     parser.add_argument("--model", action="store_true", help="the static model of SM120 instead; needs no GPU")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write GRID.json, GRID.md and GRID.png there")
@@ -56,12 +61,15 @@ def run(options: argparse.Namespace) -> int:
     from . import ceiling, report
     from .candidates import baseline_on_stand_in
     from .measure import Wishes, measure
-    from .result import OURS
+    from .result import OURS, THROTTLED
 
     ceilings = {OURS: ceiling.measure()}
-    header = f"{report.environment()}; mma.sync ceiling {ceilings[OURS]:.0f} TFLOP/s."
+    header = f"{report.environment()}; mma.sync ceiling {ceilings[OURS]:.0f} TFLOP/s"
+    if options.throttled:
+        ceilings[THROTTLED] = ceiling.measure(throttle=True)
+        header += f", throttled {ceilings[THROTTLED]:.0f}"
     print(header, flush=True)
-    wishes = Wishes(peers, options.rounds, options.plans == "all", options.stages)
+    wishes = Wishes(peers, options.rounds, options.plans == "all", options.throttled, options.stages)
     results = []
     with baseline_on_stand_in():
         for cell in _progress(cells):

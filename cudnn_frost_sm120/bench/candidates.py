@@ -22,7 +22,7 @@ from ..knobs import PUBLIC_NAMES, BwdKnobs
 from ..plan import BwdPlan, make_plan
 from ..register import ENGINE_NAME
 from .problem import Problem
-from .result import OURS
+from .result import OURS, THROTTLED
 
 BASELINE = "sdpa_bwd_sm120"
 
@@ -47,18 +47,39 @@ class Lineup:
         self.graph, self._buffers = _planned_graph(problem)
         count = self.graph.get_execution_plan_count()
         self._names = [self.graph.get_plan_name_at_index(index) for index in range(count)]
+        self._mine = [index for index, name in enumerate(self._names) if name.startswith(ENGINE_NAME)]
 
     def ours(self, every_plan: bool) -> Iterator[tuple[str, Callable[[], Candidate]]]:
         """(name, how to build it) of our first plan, or of all that are listed."""
-        mine = [index for index, name in enumerate(self._names) if name.startswith(ENGINE_NAME)]
-        if not mine:
+        if not self._mine:
             yield OURS, _declining("our engine lists no plan")
         first: BwdKnobs | None = None
-        for index in mine if every_plan else mine[:1]:
+        for index in self._mine if every_plan else self._mine[:1]:
             knobs = self.graph.plans[index].knobs
             name = OURS if first is None else f"{OURS}, {knob_changes(first, knobs)}"
             first = first or knobs
-            yield name, self._our_plan(name, index, knobs)
+            yield name, self._graph_plan(name, index, self._plan(knobs))
+
+    def throttled(self) -> Candidate:
+        """Our first plan in its throttled build, launched without the graph, which cannot ask for that."""
+        from ..compile import compile_chain
+        from ..launch import Launcher
+
+        if not self._mine:
+            raise Declined("our engine lists no plan")
+        made = self._plan(self.graph.plans[self._mine[0]].knobs)
+        plan = replace(made, key=replace(made.key, throttled=True))
+        started = time.perf_counter()
+        launcher = Launcher(plan, compile_chain(plan.key, plan.target))
+        seconds = time.perf_counter() - started
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+        addresses = {name: tensor.data_ptr() for name, tensor in self.problem.tensors.items()}
+        stream = torch.cuda.current_stream().cuda_stream
+
+        def run() -> None:
+            launcher.run(addresses, workspace.data_ptr(), workspace.numel(), stream)
+
+        return Candidate(THROTTLED, run, plan, seconds)
 
     def peer(self, peer: str) -> Iterator[tuple[str, Callable[[], Candidate]]]:
         """As `ours`, for one of the names in `bench.PEERS`; a second plan of a peer has a number behind its name."""
@@ -75,9 +96,8 @@ class Lineup:
             name = peer if place == 0 else f"{peer} {place + 1}"
             yield name, self._graph_plan(name, index, None)
 
-    def _our_plan(self, name: str, index: int, knobs: BwdKnobs) -> Callable[[], Candidate]:
-        facts, here = self.problem.cell.facts(), targets.for_device(torch.cuda.current_device())
-        return self._graph_plan(name, index, make_plan(facts, knobs, here))
+    def _plan(self, knobs: BwdKnobs) -> BwdPlan:
+        return make_plan(self.problem.cell.facts(), knobs, targets.for_device(torch.cuda.current_device()))
 
     def _graph_plan(self, name: str, index: int, plan: BwdPlan | None) -> Callable[[], Candidate]:
         def build() -> Candidate:

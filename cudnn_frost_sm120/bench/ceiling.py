@@ -16,25 +16,27 @@ ITERATIONS = 20_000
 """Some ten milliseconds: long enough for the clock to settle as in a main kernel."""
 
 
-def compile_ceiling(target: Target) -> Any:
+def compile_ceiling(target: Target, throttle: bool) -> Any:
     """The compiled kernel of (operands, sums, iterations, ctas, stream)."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
 
+    from ..device.mma import throttled
     from ..kernels.mma_ceiling import MmaCeiling
 
     arguments = (Int64(1), Int64(1), Int32(1), Int32(1), cute.runtime.make_fake_stream())
-    return cute.compile(MmaCeiling(), *arguments, options=compile_options(target))
+    with throttled(throttle):
+        return cute.compile(MmaCeiling(), *arguments, options=compile_options(target))
 
 
-def measure() -> float:
-    """TFLOP/s on the current device: bf16 operands, random, fp32 sums."""
+def measure(throttle: bool = False) -> float:
+    """TFLOP/s on the current device: bf16 operands, random, fp32 sums. Throttled, of the products that count."""
     from cudnn.frost.compiled_cache import positional_entry
 
     from ..kernels.mma_ceiling import FLOPS_PER_ITERATION, OPERANDS, THREADS
 
     target = targets.for_device(torch.cuda.current_device())
-    compiled = compile_ceiling(target)
+    compiled = compile_ceiling(target, throttle)
     kernel = positional_entry(compiled) or compiled  # takes plain integers
     operands = torch.randn(THREADS * OPERANDS * 2, device="cuda").bfloat16()
     sums = torch.empty(target.sm_count * THREADS, device="cuda")

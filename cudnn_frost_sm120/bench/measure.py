@@ -11,7 +11,7 @@ import torch
 from .candidates import Candidate, Lineup
 from .cells import Cell
 from .problem import TOLERANCE, Problem
-from .result import OURS, Result
+from .result import OURS, THROTTLED, Result
 from .stages import kernel_microseconds
 from .timing import interleaved
 from .traffic import outside_bytes
@@ -22,6 +22,7 @@ class Wishes:
     peers: Sequence[str]
     rounds: int = 9
     every_plan: bool = False  # of ours; else the first one alone
+    throttled: bool = False
     stages: bool = False
 
 
@@ -41,6 +42,8 @@ def measure(cell: Cell, wishes: Wishes) -> Result:
 def _measure(result: Result, wishes: Wishes) -> None:
     lineup = Lineup(Problem(result.cell))
     builders = list(lineup.ours(wishes.every_plan))
+    if wishes.throttled:
+        builders.append((THROTTLED, lineup.throttled))
     for peer in wishes.peers:
         builders += lineup.peer(peer)
     candidates = [made for name, build in builders if (made := _made(name, build, lineup.problem, result))]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..facts import ITEMSIZE, TensorFacts
+from ..knobs import ReductionMode
 from ..plan import BwdPlan
 
 
@@ -37,6 +38,15 @@ def convert_dq(plan: BwdPlan) -> Traffic:
     return Traffic(sums, _size(plan.facts.dq)) if sums else Traffic()
 
 
+def recompute_dq(plan: BwdPlan) -> Traffic:
+    """Where dQ has a pass of its own over the keys: reads Q, K, V, dO, LSE and delta once more, writes dQ."""
+    if plan.key.reduction is not ReductionMode.RECOMPUTE:
+        return Traffic()
+    facts = plan.facts
+    inputs = sum(_size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
+    return Traffic(inputs + _region(plan, "lse") + _region(plan, "delta"), _size(facts.dq))
+
+
 def sum_parts(plan: BwdPlan) -> Traffic:
     """Where a group's heads are split over CTAs: reads the fp32 parts of dK and dV, writes dK and dV."""
     parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
@@ -51,7 +61,7 @@ def dsink(plan: BwdPlan) -> Traffic:
     return Traffic(_region(plan, "lse") + _region(plan, "delta") + _size(facts.sink), _size(facts.dsink))
 
 
-STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, convert_dq, sum_parts, dsink)
+STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, convert_dq, recompute_dq, sum_parts, dsink)
 
 
 def outside_main(plan: BwdPlan) -> dict[str, Traffic]:

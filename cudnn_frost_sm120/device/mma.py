@@ -5,7 +5,9 @@ Accumulators are scalars (4 per 16x8 tile): `cute.gemm` would carry them as pair
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import cutlass
 from cutlass import Float32, Int32
@@ -13,17 +15,43 @@ from cutlass.experimental import primitives as prims
 
 from .copy import ldmatrix_x4
 
+_THROTTLED: ContextVar[bool] = ContextVar("throttled", default=False)
+
+
+@contextmanager
+def throttled(on: bool) -> Iterator[None]:
+    """While on, every product that is traced comes with an idle one, whose B is zero and which changes no value.
+
+    It halves the rate of the tensor pipe and nothing else, which gives Hopper about SM120's ratio of that rate to the
+    bandwidth of shared memory. Idle products lengthen the chain of one accumulator, not of the loop: ptxas starts them
+    as soon as A and the sums are there, ahead of the load of B. For the benchmark alone (plan.ChainKey).
+    """
+    token = _THROTTLED.set(on)
+    try:
+        yield
+    finally:
+        _THROTTLED.reset(token)
+
 
 def mma(c: list | None, a: list, b0, b1, dtype) -> list:
     """c + a b for one m16n8k16 tile: `c` 4 fp32 (None is zero), `a` 4 and `b` 2 registers of 16-bit pairs."""
+    if not _THROTTLED.get():
+        return _product(c, a, (b0, b1), dtype)
+    if c is None:  # ptxas drops a product of zeros that is added to zero
+        return _product(_product(None, a, (b0, b1), dtype), a, None, dtype)
+    return _product(_product(c, a, None, dtype), a, (b0, b1), dtype)
+
+
+def _product(c: list | None, a: list, b: tuple | None, dtype) -> list:
+    """Zeros inside the block cost nothing, as operands a MOV each: so for a `c` or a `b` of None."""
     t = "bf16" if dtype is cutlass.BFloat16 else "f16"
     op = f"mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {{{{$w0}},{{$w1}},{{$w2}},{{$w3}}}},"
-    op += "{{$r0},{$r1},{$r2},{$r3}},{{$r4},{$r5}},"
-    if c is None:  # a zero C inside the block costs nothing; as an operand it costs four MOVs
-        code, c = "{ .reg .f32 z; mov.f32 z, 0f00000000; " + op + "{z,z,z,z}; }", []
-    else:
-        code = op + "{{$r6},{$r7},{$r8},{$r9}};"
-    return list(prims.inline_ptx(code, write_only_types=[Float32] * 4, read_only_args=[*a, b0, b1, *c]))
+    b, b_names = ([], "zb,zb") if b is None else (list(b), "{$r4},{$r5}")
+    first = 4 + len(b)
+    c_names = "zc,zc,zc,zc" if c is None else ",".join(f"{{$r{first + i}}}" for i in range(4))
+    op += f"{{{{$r0}},{{$r1}},{{$r2}},{{$r3}}}},{{{b_names}}},{{{c_names}}};"
+    code = "{ .reg .f32 zc; .reg .b32 zb; mov.f32 zc, 0f00000000; mov.b32 zb, 0; " + op + " }"
+    return list(prims.inline_ptx(code, write_only_types=[Float32] * 4, read_only_args=[*a, *b, *(c or [])]))
 
 
 def pack_pair(lo, hi, dtype):
