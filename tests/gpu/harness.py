@@ -209,12 +209,17 @@ class Problem:
 
 
 def make_launch(
-    problem: Problem, knobs: BwdKnobs | None = None, workspace: Workspace | None = None, every_lane: bool = False
+    problem: Problem,
+    knobs: BwdKnobs | None = None,
+    workspace: Workspace | None = None,
+    every_lane: bool = False,
+    throttled: bool = False,
 ) -> tuple[BwdPlan, Workspace, Callable[[], None]]:
     """(plan, workspace, run): `run` enqueues on torch's current stream; what it needs stays alive with it."""
     resolved = target.for_device(torch.cuda.current_device())
     plan = make_plan(problem.facts, knobs or ranked_knobs(problem.facts, resolved)[0], resolved)
-    launcher = Launcher(plan, compile_chain(replace(plan.key, every_lane_arrives=every_lane), resolved))
+    key = replace(plan.key, every_lane_arrives=every_lane, throttled=throttled)
+    launcher = Launcher(plan, compile_chain(key, resolved))
     held = workspace or Workspace.create(plan.workspace_bytes, problem.device)
     addresses = problem.addresses()
 
