@@ -63,22 +63,20 @@ def run(options: argparse.Namespace) -> int:
     from .measure import Wishes, measure
     from .result import OURS, THROTTLED
 
-    ceilings = {OURS: ceiling.measure()}
-    header = f"{report.environment()}; mma.sync ceiling {ceilings[OURS]:.0f} TFLOP/s"
-    if options.throttled:
-        ceilings[THROTTLED] = ceiling.measure(throttle=True)
-        header += f", throttled {ceilings[THROTTLED]:.0f}"
+    ceilings = {OURS: ceiling.measure()} | ({THROTTLED: ceiling.measure(True)} if options.throttled else {})
+    shown = ", ".join(f"{c.tflops:.0f} TFLOP/s at {c.clock_ghz:.2f} GHz ({who})" for who, c in ceilings.items())
+    header = f"{report.environment()}; mma.sync ceiling {shown}"
     print(header, flush=True)
     wishes = Wishes(peers, options.rounds, options.plans == "all", options.throttled, options.stages)
     results = []
     with baseline_on_stand_in():
         for cell in _progress(cells):
             result = measure(cell, wishes)
-            result.ceilings = ceilings
+            result.ceilings = {who: found.tflops for who, found in ceilings.items()}
             results.append(result)
             print(report.line(result), flush=True)
             if options.out:  # after every cell: a long run may be cut short
-                report.write(options.out, options.grid, results, header)
+                report.write(options.out, options.grid, results, header, ceilings)
     print(f"\n{report.markdown(results, header)}")
     if options.out:
         said = report.plot(results, options.out / f"{options.grid}.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,20 +18,26 @@ ITERATIONS = 20_000
 
 
 def compile_ceiling(target: Target, throttle: bool) -> Any:
-    """The compiled kernel of (operands, sums, iterations, ctas, stream)."""
+    """The compiled kernel of (operands, sums, clocks, iterations, ctas, stream)."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
 
     from ..device.mma import throttled
     from ..kernels.mma_ceiling import MmaCeiling
 
-    arguments = (Int64(1), Int64(1), Int32(1), Int32(1), cute.runtime.make_fake_stream())
+    arguments = (*[Int64(1)] * 3, Int32(1), Int32(1), cute.runtime.make_fake_stream())
     with throttled(throttle):
         return cute.compile(MmaCeiling(), *arguments, options=compile_options(target))
 
 
-def measure(throttle: bool = False) -> float:
-    """TFLOP/s on the current device: bf16 operands, random, fp32 sums. Throttled, of the products that count."""
+@dataclass(frozen=True)
+class Ceiling:
+    tflops: float  # of the products that count, where idle ones come with them
+    clock_ghz: float  # of the SMs, meanwhile
+
+
+def measure(throttle: bool = False) -> Ceiling:
+    """On the current device: bf16 operands, random, fp32 sums; medians."""
     from cudnn.frost.compiled_cache import positional_entry
 
     from ..kernels.mma_ceiling import FLOPS_PER_ITERATION, OPERANDS, THREADS
@@ -40,13 +47,16 @@ def measure(throttle: bool = False) -> float:
     kernel = positional_entry(compiled) or compiled  # takes plain integers
     operands = torch.randn(THREADS * OPERANDS * 2, device="cuda").bfloat16()
     sums = torch.empty(target.sm_count * THREADS, device="cuda")
-    stream = torch.cuda.current_stream().cuda_stream
-    times = []
+    clocks = torch.empty(target.sm_count, 2, device="cuda", dtype=torch.int64)
+    addresses = (operands.data_ptr(), sums.data_ptr(), clocks.data_ptr())
+    times, rates = [], []
     for _ in range(ROUNDS + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        kernel(operands.data_ptr(), sums.data_ptr(), ITERATIONS, target.sm_count, stream)
+        kernel(*addresses, ITERATIONS, target.sm_count, torch.cuda.current_stream().cuda_stream)
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return FLOPS_PER_ITERATION * ITERATIONS * target.sm_count / statistics.median(times[1:]) / 1e9
+        rates.append((clocks[:, 0].double() / clocks[:, 1]).median().item())
+    flops = FLOPS_PER_ITERATION * ITERATIONS * target.sm_count
+    return Ceiling(flops / statistics.median(times[1:]) / 1e9, statistics.median(rates[1:]))

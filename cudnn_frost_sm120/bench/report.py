@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .ceiling import Ceiling
 from .result import OURS, THROTTLED, Result
 from .targets import verdicts
 
@@ -104,11 +106,12 @@ def environment() -> str:
     return f"{made}; bf16, (B, S, H, D), medians of whole chains"
 
 
-def write(folder: Path, name: str, results: Sequence[Result], header: str) -> None:
+def write(folder: Path, name: str, results: Sequence[Result], header: str, ceilings: dict[str, Ceiling]) -> None:
     """`name`.json and `name`.md."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [result.as_json() for result in results]
-    text = json.dumps({"environment": header, "results": rows}, indent=1)
+    made = {"environment": header, "ceilings": {who: asdict(found) for who, found in ceilings.items()}}
+    text = json.dumps({**made, "results": rows}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(markdown(results, header) + "\n", encoding="utf-8")
 

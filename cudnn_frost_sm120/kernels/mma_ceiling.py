@@ -21,7 +21,7 @@ class MmaCeiling:
     """`iterations` rounds of independent m16n8k16 products in each warp, bf16, fp32 sums."""
 
     @cute.kernel
-    def kernel(self, operands: Int64, sums: Int64, iterations: Int32):
+    def kernel(self, operands: Int64, sums: Int64, clocks: Int64, iterations: Int32):
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         source = gmem_ptr(operands, Int32) + tid * OPERANDS
@@ -32,6 +32,7 @@ class MmaCeiling:
         acc = cutlass.Array(Float32, 4 * tiles, alignment=16)
         for x in cutlass.range_constexpr(4 * tiles):
             acc[x] = Float32(0.0)
+        cycles, nanoseconds = cute.arch.clock64(), cute.arch.globaltimer()
         for _ in cutlass.range(0, iterations, unroll=1):
             for t in cutlass.range_constexpr(UNROLLED * tiles):
                 at = 4 * (t % tiles)
@@ -39,14 +40,19 @@ class MmaCeiling:
                 product = mma([acc[at + e] for e in range(4)], a[i], *b[j], BFloat16)
                 for e in cutlass.range_constexpr(4):
                     acc[at + e] = product[e]
+        cycles, nanoseconds = cute.arch.clock64() - cycles, cute.arch.globaltimer() - nanoseconds
+        if tid == 0:
+            (gmem_ptr(clocks, Int64) + 2 * block).store(cycles)
+            (gmem_ptr(clocks, Int64) + 2 * block + 1).store(nanoseconds)
         total = Float32(0.0)
         for x in cutlass.range_constexpr(4 * tiles):
             total = total + acc[x]
         (gmem_ptr(sums, Float32) + block * THREADS + tid).store(total)
 
     @cute.jit
-    def __call__(self, operands: Int64, sums: Int64, iterations: Int32, ctas: Int32, stream):
-        """`operands`: OPERANDS registers of bf16 pairs for each of THREADS threads; `sums`: an fp32 for each thread."""
-        self.kernel(operands, sums, iterations).launch(
+    def __call__(self, operands: Int64, sums: Int64, clocks: Int64, iterations: Int32, ctas: Int32, stream):
+        """`operands`: OPERANDS registers of bf16 pairs for each of THREADS threads; `sums`: an fp32 for each thread;
+        `clocks`: the loop's time in cycles and in nanoseconds, two int64 for each CTA."""
+        self.kernel(operands, sums, clocks, iterations).launch(
             grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
         )

@@ -12,6 +12,7 @@ from cudnn_frost_sm120.__main__ import main
 from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.bench import cells, report, stages, traffic
 from cudnn_frost_sm120.bench.candidates import Lineup, knob_changes
+from cudnn_frost_sm120.bench.ceiling import Ceiling
 from cudnn_frost_sm120.bench.cells import GRIDS, Cell
 from cudnn_frost_sm120.bench.problem import TOLERANCE, Problem
 from cudnn_frost_sm120.bench.result import OURS, THROTTLED, Result, Timing
@@ -171,7 +172,7 @@ def test_the_tables(results: list[Result]) -> None:
 
 
 def test_a_run_is_written(results: list[Result], tmp_path) -> None:
-    report.write(tmp_path / "made", "main", results, "a GPU")
+    report.write(tmp_path / "made", "main", results, "a GPU", {OURS: Ceiling(600.0, 1.7)})
     assert report.plot(results, tmp_path / "made" / "main.png") is None
     assert sorted(path.suffix for path in (tmp_path / "made").iterdir()) == [".json", ".md", ".png"]
 
