@@ -86,8 +86,8 @@ def main_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKn
         columns *= sum(by_warp) * warp_weight / WARPS_PER_GROUP / max(1, sum(tiles) * weight)
     slots = facts.batch * facts.heads_q // heads
     per_launch = slots_per_launch(facts, knobs, target)
-    makespan = _makespan([heads * n for n in tiles], weight * per_launch, target.sm_count) * slots / per_launch
-    seconds = makespan * 2 * tile.tile_m * tile.tile_n * columns / rates.flops_per_sm
+    in_turn = makespan([heads * n for n in tiles], weight * per_launch, target.sm_count) * slots / per_launch
+    seconds = in_turn * 2 * tile.tile_m * tile.tile_n * columns / rates.flops_per_sm
     if heads < facts.group:
         partial_bytes = 4 * slots * padded_keys(facts.seqlen_k) * (tile.headdim_qk + tile.headdim_v)
         seconds += 2 * partial_bytes / rates.bytes_per_second + 2 * LAUNCH_SECONDS
@@ -100,8 +100,8 @@ def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target) -> flo
     tiles, weight = visited_tiles(facts, TILE_M, shape.tile_n, by_query=True)
     flops = 2 * TILE_M * shape.tile_n * (2 * tile.headdim_qk + tile.headdim_v)
     workers = target.sm_count * shape.ctas_per_sm
-    makespan = _makespan(list(tiles), weight * facts.batch * facts.heads_q, workers)
-    return makespan * flops / (RATES[target.name].flops_per_sm / shape.ctas_per_sm)
+    in_turn = makespan(list(tiles), weight * facts.batch * facts.heads_q, workers)
+    return in_turn * flops / (RATES[target.name].flops_per_sm / shape.ctas_per_sm)
 
 
 def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
@@ -115,7 +115,7 @@ def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKno
     return read / DS_WRITES + max(read, multiply) + (2 * launches - 1) * LAUNCH_SECONDS
 
 
-def _makespan(jobs: list[int], repeats: float, workers: int) -> float:
+def makespan(jobs: list[int], repeats: float, workers: int) -> float:
     """Time to run every job `repeats` times on the workers, jobs handed out in order as workers come free."""
     if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
         return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))

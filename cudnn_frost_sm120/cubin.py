@@ -61,7 +61,7 @@ class Cubin:
 
     def sass(self) -> str:
         """Disassembly of every kernel."""
-        return _run("nvdisasm", "-c", self.image)
+        return disassemble(self.image)
 
     def main_sass(self) -> str:
         """Disassembly of the main kernel alone."""
@@ -70,6 +70,11 @@ class Cubin:
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""
         return [line.strip() for line in self.sass().splitlines() if is_forbidden(line)]
+
+
+def disassemble(image: bytes) -> str:
+    """Of every kernel in a cubin."""
+    return _run("nvdisasm", "-c", image)
 
 
 def functions(sass: str) -> list[tuple[str, str]]:

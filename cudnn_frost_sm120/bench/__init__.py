@@ -37,16 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stages", action="store_true", help="the time of each kernel too")
     parser.add_argument("--model", action="store_true", help="the static model of SM120 instead; needs no GPU")
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="for --model: the JSON of a bench --stages run on the stand-in"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write GRID.json, GRID.md and GRID.png there")
 
 
 def run(options: argparse.Namespace) -> int:
     """0 if every cell was right and timed, 1 if one was not, 2 if nothing could be measured."""
     if options.model:
-        from .. import sm120_model, target
-
-        print("\n".join(sm120_model.report(target.named("sm_120"))))
-        return 0
+        return _model(options.calibration)
     peers = [peer for peer in options.against.split(",") if peer]
     unknown = [peer for peer in peers if peer not in PEERS]
     if unknown:
@@ -83,6 +83,18 @@ def run(options: argparse.Namespace) -> int:
         if said:
             print(said, file=sys.stderr)
     return 0 if all(OURS in result.timings for result in results) else 1
+
+
+def _model(measured: Path | None) -> int:
+    from ..sm120_model import calibration, report
+    from ..target import named
+
+    try:
+        fitted = None if measured is None else calibration.read(measured, named("sm_90"))
+    except (OSError, ValueError, KeyError) as error:
+        return _nothing(f"--calibration takes the JSON of a bench --stages run on the stand-in: {error}")
+    print("\n".join(report.report(named("sm_120"), fitted)))
+    return 0
 
 
 def _nothing(reason: str) -> int:

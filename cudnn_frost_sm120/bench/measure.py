@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..traffic import outside_bytes
 from .candidates import Candidate, Lineup
 from .cells import Cell
 from .problem import TOLERANCE, Problem
 from .result import OURS, THROTTLED, Result
 from .stages import kernel_microseconds
 from .timing import interleaved
-from .traffic import outside_bytes
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cudnn_frost_sm120 import traffic
 from cudnn_frost_sm120.__main__ import main
 from cudnn_frost_sm120.admission import decline_reason
-from cudnn_frost_sm120.bench import cells, report, stages, traffic
+from cudnn_frost_sm120.bench import cells, report, stages
 from cudnn_frost_sm120.bench.candidates import Lineup, knob_changes
 from cudnn_frost_sm120.bench.ceiling import Ceiling
 from cudnn_frost_sm120.bench.cells import GRIDS, Cell

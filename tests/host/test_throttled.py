@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from cudnn_frost_sm120 import compile as compiling
-from cudnn_frost_sm120 import sm120_model as model
 from cudnn_frost_sm120.config.tiles import TABLE, TileConfig
 from cudnn_frost_sm120.cubin import compile_cubin
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
+from cudnn_frost_sm120.sm120_model.engines import plain_key
+from cudnn_frost_sm120.sm120_model.loops import passes_for_five_products
+from cudnn_frost_sm120.sm120_model.sass import Body, main_loops
 from cudnn_frost_sm120.target import named
 from tests.gpu.cases import Case, facts_of
 
@@ -36,7 +38,7 @@ def test_it_is_never_put_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled_cache, "compile_cached", compile_cached)
     monkeypatch.setattr(compiling, "_CHAINS", {})
-    key = model.plain_key(TABLE[1])
+    key = plain_key(TABLE[1])
     for throttled in (False, True):
         compiling.compile_chain(replace(key, throttled=throttled), SM90)
     assert asked[0] is not None
@@ -48,12 +50,11 @@ def test_it_is_never_put_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tile", [TABLE[1], TABLE[2], TABLE[-1]], ids=lambda tile: str(tile.headdim_qk))
 def test_every_product_has_an_idle_one(tile: TileConfig) -> None:
     loops, idle_loops = (
-        model.main_loops(compile_cubin(replace(model.plain_key(tile), throttled=on), SM90).main_sass())
-        for on in (False, True)
+        main_loops(compile_cubin(replace(plain_key(tile), throttled=on), SM90).main_sass()) for on in (False, True)
     )
     assert 2 * _products(loops) == _products(idle_loops)
-    assert _products(loops) * model.SUB_PARTITIONS * model.HMMA_FLOPS == model.tile_flops(tile)
+    assert passes_for_five_products(loops, tile) == 1
 
 
-def _products(loops: list[list[model.Instruction]]) -> int:
+def _products(loops: list[Body]) -> int:
     return sum(opcode.startswith("HMMA") for body in loops for opcode, _ in body)

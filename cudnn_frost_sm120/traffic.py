@@ -1,4 +1,4 @@
-"""Bytes that the kernels around the main kernel move, from the plan: what they must read and write, once each.
+"""Bytes that the kernels of a chain move, from the plan: what they must read and write, once each.
 
 Each function is one kernel of the chain (kernels/chain.py). A plan without that kernel moves nothing there. Memory is
 counted, whether or not a cache holds it.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from ..facts import ITEMSIZE, TensorFacts
-from ..knobs import ReductionMode
-from ..plan import BwdPlan
+from .facts import ITEMSIZE, TensorFacts
+from .knobs import ReductionMode
+from .plan import BwdPlan
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ def preprocess(plan: BwdPlan) -> Traffic:
     """Reads O, dO and LSE; writes LSE and delta for the padded rows, and zeros for sums and counters."""
     facts = plan.facts
     written = sum(_region(plan, name) for name in ("lse", "delta", "dq_accum", "turns", "ticket"))
-    return Traffic(_size(facts.o) + _size(facts.do) + _size(facts.stats), written)
+    return Traffic(size(facts.o) + size(facts.do) + size(facts.stats), written)
 
 
 def convert_dq(plan: BwdPlan) -> Traffic:
     """Reads the fp32 sums of dQ, writes dQ."""
     sums = _region(plan, "dq_accum")
-    return Traffic(sums, _size(plan.facts.dq)) if sums else Traffic()
+    return Traffic(sums, size(plan.facts.dq)) if sums else Traffic()
 
 
 def recompute_dq(plan: BwdPlan) -> Traffic:
@@ -43,14 +43,14 @@ def recompute_dq(plan: BwdPlan) -> Traffic:
     if plan.key.reduction is not ReductionMode.RECOMPUTE:
         return Traffic()
     facts = plan.facts
-    inputs = sum(_size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
-    return Traffic(inputs + _region(plan, "lse") + _region(plan, "delta"), _size(facts.dq))
+    inputs = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
+    return Traffic(inputs + _region(plan, "lse") + _region(plan, "delta"), size(facts.dq))
 
 
 def sum_parts(plan: BwdPlan) -> Traffic:
     """Where a group's heads are split over CTAs: reads the fp32 parts of dK and dV, writes dK and dV."""
     parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
-    return Traffic(parts, _size(plan.facts.dk) + _size(plan.facts.dv)) if parts else Traffic()
+    return Traffic(parts, size(plan.facts.dk) + size(plan.facts.dv)) if parts else Traffic()
 
 
 def dsink(plan: BwdPlan) -> Traffic:
@@ -58,7 +58,18 @@ def dsink(plan: BwdPlan) -> Traffic:
     facts = plan.facts
     if facts.sink is None or facts.dsink is None:
         return Traffic()
-    return Traffic(_region(plan, "lse") + _region(plan, "delta") + _size(facts.sink), _size(facts.dsink))
+    return Traffic(_region(plan, "lse") + _region(plan, "delta") + size(facts.sink), size(facts.dsink))
+
+
+def main_kernel(plan: BwdPlan) -> Traffic:
+    """Not counted among those around it: reads Q, K, V, dO, LSE and delta, reads and writes the sums of dQ, writes dK
+    and dV or their parts."""
+    facts = plan.facts
+    inputs = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
+    sums = _region(plan, "dq_accum")
+    parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
+    read = inputs + _region(plan, "lse") + _region(plan, "delta") + sums
+    return Traffic(read, sums + (parts or size(facts.dk) + size(facts.dv)))
 
 
 STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, convert_dq, recompute_dq, sum_parts, dsink)
@@ -78,5 +89,6 @@ def _region(plan: BwdPlan, name: str) -> int:
     return next((region.nbytes for region in plan.workspace.regions if region.name == name), 0)
 
 
-def _size(tensor: TensorFacts) -> int:
+def size(tensor: TensorFacts) -> int:
+    """Bytes of all elements."""
     return prod(tensor.dim) * ITEMSIZE[tensor.dtype]
