@@ -63,9 +63,9 @@ class Cubin:
         """Disassembly of every kernel."""
         return disassemble(self.image)
 
-    def main_sass(self) -> str:
-        """Disassembly of the main kernel alone."""
-        return next(text for symbol, text in functions(self.sass()) if "kernelsmain" in symbol)
+    def kernel_sass(self, kernel: str) -> str:
+        """Disassembly of one of KERNELS."""
+        return next(text for symbol, text in functions(self.sass()) if f"kernels{kernel}" in symbol)
 
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""

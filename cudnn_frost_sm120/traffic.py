@@ -27,24 +27,27 @@ class Traffic:
 
 def preprocess(plan: BwdPlan) -> Traffic:
     """Reads O, dO and LSE; writes LSE and delta for the padded rows, and zeros for sums and counters."""
+    if plan.key.reduction is ReductionMode.RECOMPUTE:
+        return Traffic()
     facts = plan.facts
-    written = sum(_region(plan, name) for name in ("lse", "delta", "dq_accum", "turns", "ticket"))
-    return Traffic(size(facts.o) + size(facts.do) + size(facts.stats), written)
+    zeros = sum(_region(plan, name) for name in ("dq_accum", "turns", "ticket"))
+    return Traffic(size(facts.o) + size(facts.do) + size(facts.stats), _statistics(plan) + zeros)
+
+
+def dq_recompute(plan: BwdPlan) -> Traffic:
+    """Where dQ has a pass of its own over the keys, in place of preprocess: reads Q, K, V, O, dO and LSE; writes LSE
+    and delta for the padded rows, and dQ."""
+    if plan.key.reduction is not ReductionMode.RECOMPUTE:
+        return Traffic()
+    facts = plan.facts
+    read = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.o, facts.do, facts.stats))
+    return Traffic(read, _statistics(plan) + size(facts.dq))
 
 
 def convert_dq(plan: BwdPlan) -> Traffic:
     """Reads the fp32 sums of dQ, writes dQ."""
     sums = _region(plan, "dq_accum")
     return Traffic(sums, size(plan.facts.dq)) if sums else Traffic()
-
-
-def recompute_dq(plan: BwdPlan) -> Traffic:
-    """Where dQ has a pass of its own over the keys: reads Q, K, V, dO, LSE and delta once more, writes dQ."""
-    if plan.key.reduction is not ReductionMode.RECOMPUTE:
-        return Traffic()
-    facts = plan.facts
-    inputs = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
-    return Traffic(inputs + _region(plan, "lse") + _region(plan, "delta"), size(facts.dq))
 
 
 def sum_parts(plan: BwdPlan) -> Traffic:
@@ -58,7 +61,7 @@ def dsink(plan: BwdPlan) -> Traffic:
     facts = plan.facts
     if facts.sink is None or facts.dsink is None:
         return Traffic()
-    return Traffic(_region(plan, "lse") + _region(plan, "delta") + size(facts.sink), size(facts.dsink))
+    return Traffic(_statistics(plan) + size(facts.sink), size(facts.dsink))
 
 
 def main_kernel(plan: BwdPlan) -> Traffic:
@@ -68,11 +71,11 @@ def main_kernel(plan: BwdPlan) -> Traffic:
     inputs = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
     sums = _region(plan, "dq_accum")
     parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
-    read = inputs + _region(plan, "lse") + _region(plan, "delta") + sums
+    read = inputs + _statistics(plan) + sums
     return Traffic(read, sums + (parts or size(facts.dk) + size(facts.dv)))
 
 
-STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, convert_dq, recompute_dq, sum_parts, dsink)
+STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, dq_recompute, convert_dq, sum_parts, dsink)
 
 
 def outside_main(plan: BwdPlan) -> dict[str, Traffic]:
@@ -83,6 +86,11 @@ def outside_main(plan: BwdPlan) -> dict[str, Traffic]:
 
 def outside_bytes(plan: BwdPlan) -> int:
     return sum(traffic.total for traffic in outside_main(plan).values())
+
+
+def _statistics(plan: BwdPlan) -> int:
+    """LSE and delta of the padded rows."""
+    return _region(plan, "lse") + _region(plan, "delta")
 
 
 def _region(plan: BwdPlan, name: str) -> int:

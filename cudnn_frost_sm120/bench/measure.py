@@ -67,7 +67,7 @@ def _made(name: str, build: Callable[[], Candidate], problem: Problem, result: R
     if name != "fa2":  # which returns new tensors
         result.errors[name] = problem.errors()
     if candidate.plan is not None:
-        result.knobs[name] = str(candidate.plan.knobs)
+        result.knobs[name] = candidate.plan.knobs
         if not max(result.errors[name].values()) < TOLERANCE:
             result.missing[name] = f"its gradients are wrong: {result.errors[name]}"
             return None

@@ -68,12 +68,12 @@ def plans_table(results: Iterable[Result]) -> Iterator[str]:
             best = min(mine, key=lambda who: mine[who])
             others = ", ".join(f"{who.removeprefix(OURS + ', ')}: {ms:.3f}" for who, ms in mine.items() if who != OURS)
             lost = mine[OURS] / mine[best] - 1
-            rows.append([result.cell.name, result.knobs[OURS], f"{mine[OURS]:.3f}", others, best, f"{lost:.1%}"])
+            rows.append([result.cell.name, str(result.knobs[OURS]), f"{mine[OURS]:.3f}", others, best, f"{lost:.1%}"])
     yield from _table(["cell", "first plan", "ms", "others, ms", "best", "first behind best"], rows)
 
 
 def stages_table(results: Iterable[Result]) -> Iterator[str]:
-    """Microseconds of every kernel; consecutive kernels of a chain may overlap."""
+    """Microseconds of every kernel, from where the one before it ended."""
     rows = []
     for result in results:
         for who, kernels in result.stages.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..knobs import BwdKnobs
 from .cells import Cell
 
 OURS = "ours"
@@ -27,7 +28,7 @@ class Result:
     timings: dict[str, Timing] = field(default_factory=dict)  # by candidate
     errors: dict[str, dict[str, float]] = field(default_factory=dict)  # by candidate and gradient, to the fp64 oracle
     build_seconds: dict[str, float] = field(default_factory=dict)  # by candidate; little where the kernel was there
-    knobs: dict[str, str] = field(default_factory=dict)  # of our candidates
+    knobs: dict[str, BwdKnobs] = field(default_factory=dict)  # of our candidates
     missing: dict[str, str] = field(default_factory=dict)  # why, by candidate
     outside_bytes: int = 0  # what our first plan moves outside the main kernel (traffic.py)
     ceilings: dict[str, float] = field(default_factory=dict)  # TFLOP/s, by the candidate that it holds for

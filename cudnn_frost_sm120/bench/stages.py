@@ -1,14 +1,14 @@
 """Time of each kernel of a chain, by the profiler's record of what the GPU ran.
 
-Kernels of our chain overlap by programmatic dependent launch, and one that was started early is charged for its wait:
-the sum of the kernels may exceed the time of the chain.
+Kernels overlap by programmatic dependent launch: one that was started early waits for its predecessor. So a kernel is
+charged from where the one before it ended, and the sum is the time in which any of them ran.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -26,11 +26,23 @@ def kernel_microseconds(run: Callable[[], None]) -> dict[str, float]:
         for _ in range(CALLS):
             run()
         torch.cuda.synchronize()
-    spent: Counter[str] = Counter()
-    for event in profiler.events():
-        if event.device_type == DeviceType.CUDA and not event.name.startswith("Activity Buffer"):
-            spent[kernel_name(event.name)] += event.time_range.elapsed_us() / CALLS
-    return dict(spent.most_common())
+    spans = [
+        (event.time_range.start, event.time_range.end, kernel_name(event.name))
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    ]
+    spent = charged(spans)
+    return {name: spent[name] / CALLS for name in sorted(spent, key=lambda name: -spent[name])}
+
+
+def charged(spans: Iterable[tuple[float, float, str]]) -> dict[str, float]:
+    """Time by name of (start, end, name), each from its start or from the latest end before it."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    latest = 0.0
+    for start, end, name in sorted(spans):
+        spent[name] += max(0.0, end - max(start, latest))
+        latest = max(latest, end)
+    return spent
 
 
 _OURS = re.compile(r"cudnn_frost_sm120kernels([a-z_0-9]+?)[A-Z]")

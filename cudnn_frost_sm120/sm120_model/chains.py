@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..bench.cells import Cell
-from ..config.tiles import TileConfig
-from ..cost import LAUNCH_SECONDS, makespan, visited_query_tiles
+from ..cost import LAUNCH_SECONDS, makespan, visited_tiles
 from ..facts import BwdFacts
 from ..plan import effective_bounds
 from ..target import Target
-from .engines import Engine, Masks
+from .engines import Engine, TiledKernel
 from .gpus import REACHABLE_BANDWIDTH, Gpu
 
 
@@ -21,7 +20,7 @@ class Stalls:
     """What the counts do not say, from measurements (calibration.py); with none of it, times are bounds.
 
     `exposed`: share of the work of the pipes beside the busiest one that it does not hide. `cta_cycles`: what a CTA
-    takes beside its query tiles: its key tile comes in, dK and dV go out.
+    takes beside its tiles: what stays comes in, and results go out.
     """
 
     exposed: float = 0.0
@@ -29,87 +28,70 @@ class Stalls:
 
 
 NONE = Stalls()
+StallsOf = Callable[[TiledKernel], Stalls]
+
+
+def no_stalls(_: TiledKernel) -> Stalls:
+    return NONE
 
 
 @dataclass(frozen=True)
 class ChainTime:
-    """Seconds. The main kernel takes what its tiles or its memory traffic take, whichever is more."""
+    """Seconds. A tiled kernel takes what its tiles or its memory traffic take, whichever is more."""
 
-    main: float
-    around: float  # kernels beside it, by their bytes
+    tiled: float
+    around: float  # the other kernels, by their bytes
     launches: float
 
     @property
     def total(self) -> float:
-        return self.main + self.around + self.launches
+        return self.tiled + self.around + self.launches
 
 
-def chain_time(engine: Engine, cell: Cell, gpu: Gpu, target: Target, stalls: Stalls = NONE) -> ChainTime:
-    """`target` is what the engine plans and compiles for; the schedule is on the SMs of `gpu`."""
+def chain_time(engine: Engine, cell: Cell, gpu: Gpu, target: Target, stalls: StallsOf = no_stalls) -> ChainTime:
+    """`target` is what the engine plans and compiles for, with as many SMs as `gpu`."""
     facts, here = cell.facts(), replace(target, sm_count=gpu.sms)
     bandwidth = REACHABLE_BANDWIDTH * gpu.memory_bytes_per_second
-    main_bytes = engine.main_traffic(facts, here).total
-    around = engine.around(facts, here)
+    kernels, around = engine.tiled_kernels(facts, here), engine.around(facts, here)
     return ChainTime(
-        max(main_seconds(engine, cell, gpu, target, stalls), main_bytes / bandwidth),
+        sum(max(kernel_seconds(k, facts, gpu, stalls(k)), k.traffic.total / bandwidth) for k in kernels),
         sum(traffic.total for traffic in around.values()) / bandwidth,
-        LAUNCH_SECONDS * (1 + len(around)),
+        LAUNCH_SECONDS * (len(kernels) + len(around)),
     )
 
 
-def main_seconds(engine: Engine, cell: Cell, gpu: Gpu, target: Target, stalls: Stalls = NONE) -> float:
-    """Of the main kernel, by its tiles and their schedule."""
-    facts, here = cell.facts(), replace(target, sm_count=gpu.sms)
-    tile, masks = engine.tile(facts, here), masks_of(facts)
-    plain = engine.work(tile, masks, target).pipes(gpu).cycles(stalls.exposed)
-    cut = engine.work(tile, masks, target, masked=True).pipes(gpu).cycles(stalls.exposed)
-    share = cut_share(facts, tile)
-    schedule = _schedule(facts, tile, engine.heads_per_cta(facts, here), gpu.sms)
-    cycles = schedule.tiles * ((1 - share) * plain + share * cut) + schedule.ctas * stalls.cta_cycles
-    return cycles / gpu.clock_hz
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Of the SM that ends last: query tiles, and CTAs."""
-
-    tiles: float
-    ctas: float
+def kernel_seconds(kernel: TiledKernel, facts: BwdFacts, gpu: Gpu, stalls: Stalls = NONE) -> float:
+    """Of a tiled kernel, by its tiles and their schedule. CTAs that share an SM count as if one came after another."""
+    tile = kernel.whole.tile
+    whole, cut = (work.pipes(gpu).cycles(stalls.exposed) for work in (kernel.whole, kernel.cut))
+    share = cut_share(facts, tile.rows, tile.keys)
+    tiles, ctas = _schedule(facts, tile.rows, tile.keys, kernel.by_query, kernel.heads_per_cta, gpu.sms)
+    return (tiles * ((1 - share) * whole + share * cut) + ctas * stalls.cta_cycles) / gpu.clock_hz
 
 
 @lru_cache(maxsize=256)
-def _schedule(facts: BwdFacts, tile: TileConfig, heads_per_cta: int, sms: int) -> Schedule:
-    visits, weight = visited_query_tiles(facts, tile)
+def _schedule(
+    facts: BwdFacts, rows: int, keys: int, by_query: bool, heads_per_cta: int, sms: int
+) -> tuple[float, float]:
+    """(tiles, CTAs) of the SM that ends last."""
+    visits, weight = visited_tiles(facts, rows, keys, by_query)
     slots = facts.batch * facts.heads_q // heads_per_cta
     tiles = makespan([heads_per_cta * n for n in visits], weight * slots, sms)
-    return Schedule(tiles, max(1.0, len(visits) * weight * slots / sms))
+    return tiles, max(1.0, len(visits) * weight * slots / sms)
 
 
-def masks_of(facts: BwdFacts) -> Masks:
-    left, right = effective_bounds(facts)
-    return right is not None, left is not None
-
-
-def cut_share(facts: BwdFacts, tile: TileConfig) -> float:
+def cut_share(facts: BwdFacts, rows: int, keys: int) -> float:
     """Share of the visited tiles that the mask cuts: some of their pairs are dropped. Top-left diagonals."""
-    visited = cut = 0
-    for end_query, whole in _key_tiles(facts, tile):
-        visited += end_query
-        cut += end_query - whole
-    return cut / visited if visited else 0.0
-
-
-def _key_tiles(facts: BwdFacts, tile: TileConfig) -> Iterator[tuple[int, int]]:
-    """(query tiles visited, of these whole ones) of each key tile."""
     left, right = effective_bounds(facts)
-    visits, weight = visited_query_tiles(facts, tile)
-    step = round(weight)
+    visits, weight = visited_tiles(facts, rows, keys)
+    whole = 0
     for place, visited in enumerate(visits):
-        first_key = place * step * tile.tile_n
-        last_key = min(first_key + tile.tile_n, facts.seqlen_k) - 1
-        first, end = 0, -(-facts.seqlen_q // tile.tile_m)
+        first_key = place * round(weight) * keys
+        last_key = min(first_key + keys, facts.seqlen_k) - 1
+        first, end = 0, -(-facts.seqlen_q // rows)
         if right is not None:  # every query of the tile sees the last key
-            first = max(0, -(-(last_key - right) // tile.tile_m))
+            first = max(0, -(-(last_key - right) // rows))
         if left is not None:  # and the first one
-            end = min(end, (first_key + left) // tile.tile_m)
-        yield visited, min(visited, max(0, end - first))
+            end = min(end, (first_key + left) // rows)
+        whole += min(visited, max(0, end - first))
+    return 1 - whole / max(1, sum(visits))

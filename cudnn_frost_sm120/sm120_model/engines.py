@@ -5,97 +5,112 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..config.recompute import recompute_tile
 from ..config.tiles import TileConfig
-from ..cubin import compile_cubin, disassemble, functions
+from ..cubin import Cubin, compile_cubin, disassemble, functions
 from ..facts import BwdFacts
 from ..heuristics import ranked_knobs
-from ..knobs import ReductionMode
-from ..plan import BwdPlan, ChainKey, make_plan
+from ..knobs import BwdKnobs, ReductionMode
+from ..plan import BwdPlan, ChainKey, effective_bounds, make_plan
 from ..target import Target
-from ..traffic import Traffic, main_kernel, outside_main, size
-from .loops import TileWork, count, passes_for_five_products
+from ..traffic import Traffic, dq_recompute, main_kernel, outside_main, size
+from .loops import Tile, TileWork, count, key_tile, query_tile
 from .sass import main_loops
 
 Masks = tuple[bool, bool]  # (right bound, left bound)
+NO_DQ = "main without dQ"
 
 
-def plain_key(tile: TileConfig, masks: Masks = (False, False), throttled: bool = False) -> ChainKey:
-    """The bf16 chain of a configuration without any other feature."""
-    right, left = masks
-    return ChainKey(
-        "bf16",
-        tile,
-        mask_right=right,
-        mask_left=left,
-        grouped=False,
-        padded=False,
-        dsink=False,
-        reduction=ReductionMode.ATOMIC,
-        throttled=throttled,
-    )
+@dataclass(frozen=True)
+class TiledKernel:
+    """A kernel whose CTAs walk tiles of the score matrix: one side of a tile stays, the other streams past it."""
+
+    name: str  # the name to fit stalls for
+    measured_as: str  # the name in a run's stages
+    whole: TileWork
+    cut: TileWork  # of a tile that the mask cuts
+    by_query: bool  # the query rows stay, else the key rows
+    heads_per_cta: int
+    traffic: Traffic
 
 
+@dataclass(frozen=True)
 class Ours:
-    """This package's engine, by the first plan that sums dQ as it comes."""
+    """This package's engine: the plan with these knobs, or the first that the model knows the loops of."""
 
+    knobs: BwdKnobs | None = None
+    throttled: bool = False
     name = "ours"
 
-    def __init__(self, throttled: bool = False):
-        self._throttled = throttled
-
     def plan(self, facts: BwdFacts, target: Target) -> BwdPlan:
-        plans = (make_plan(facts, knobs, target) for knobs in ranked_knobs(facts, target))
-        return next(plan for plan in plans if plan.key.reduction is ReductionMode.ATOMIC)
+        knobs = self.knobs or next(k for k in ranked_knobs(facts, target) if k.reduction_mode in MODELLED)
+        return make_plan(facts, knobs, target)
 
-    def tile(self, facts: BwdFacts, target: Target) -> TileConfig:
-        return self.plan(facts, target).key.tile
-
-    def heads_per_cta(self, facts: BwdFacts, target: Target) -> int:
-        return self.plan(facts, target).knobs.heads_per_cta
-
-    def work(self, tile: TileConfig, masks: Masks, target: Target, masked: bool = False) -> TileWork:
-        """Of a query tile; `masked`: of one that the mask cuts."""
-        sass = _our_sass(plain_key(tile, masks, self._throttled), target)
-        return count(main_loops(sass, rare_blocks=masked), tile)
-
-    def main_traffic(self, facts: BwdFacts, target: Target) -> Traffic:
-        return main_kernel(self.plan(facts, target))
+    def tiled_kernels(self, facts: BwdFacts, target: Target) -> tuple[TiledKernel, ...]:
+        """Raises NotImplementedError for knobs whose loops are not modelled."""
+        plan = self.plan(facts, target)
+        mode, config = plan.key.reduction, plan.key.tile
+        if mode not in MODELLED:
+            raise NotImplementedError(f"the model does not know the loops of REDUCTION_MODE {mode.name}")
+        recomputed = mode is ReductionMode.RECOMPUTE
+        key = plain_key(config, masks_of(facts), mode, self.throttled)
+        kernels = [
+            TiledKernel(
+                NO_DQ if recomputed else "main",
+                "main",
+                *self._work(key, "main", target, query_tile(config, 2 if recomputed else 3)),
+                by_query=False,
+                heads_per_cta=plan.knobs.heads_per_cta,
+                traffic=main_kernel(plan),
+            )
+        ]
+        if recomputed:
+            tile = key_tile(recompute_tile(config.headdim_qk, config.headdim_v))
+            work = self._work(key, "dq_recompute", target, tile)
+            kernels.append(TiledKernel("dq_recompute", "dq_recompute", *work, True, 1, dq_recompute(plan)))
+        return tuple(kernels)
 
     def around(self, facts: BwdFacts, target: Target) -> dict[str, Traffic]:
-        """By kernel, without the main one."""
-        return outside_main(self.plan(facts, target))
+        """By kernel, without the tiled ones."""
+        return {
+            name: traffic for name, traffic in outside_main(self.plan(facts, target)).items() if name != "dq_recompute"
+        }
+
+    def _work(self, key: ChainKey, kernel: str, target: Target, tile: Tile) -> tuple[TileWork, TileWork]:
+        sass = _our_sass(key, kernel, target)
+        times = 2 if self.throttled else 1
+        whole, cut = (count(main_loops(sass, rare), tile, times) for rare in (False, True))
+        return whole, cut
 
 
+MODELLED = (ReductionMode.ATOMIC, ReductionMode.RECOMPUTE)
+
+
+@dataclass(frozen=True)
 class Baseline:
     """cudnn-frontend's `sdpa_bwd_sm120` with its default tiles, not deterministic: dot, main, cvt and, for grouped
     heads, reduce."""
 
     name = "baseline"
-    ROUNDED_ROWS = 128
 
-    def tile(self, facts: BwdFacts, target: Target) -> TileConfig:
+    def tiled_kernels(self, facts: BwdFacts, target: Target) -> tuple[TiledKernel, ...]:
         from cudnn.sdpa.bwd.config_sm120 import DEFAULT_TILES, padded_head_dims
 
         headdim_qk, headdim_v = padded_head_dims(facts.headdim_qk, facts.headdim_v)
         tile_m, tile_n = DEFAULT_TILES[headdim_qk]
-        return TileConfig(headdim_qk, headdim_v, tile_m, tile_n // 64, 1, 1, 1, 1)
-
-    def heads_per_cta(self, facts: BwdFacts, target: Target) -> int:
-        return 1
-
-    def work(self, tile: TileConfig, masks: Masks, target: Target, masked: bool = False) -> TileWork:
-        loops = main_loops(_baseline_sass(tile.headdim_qk, tile.headdim_v, masks, target.arch), rare_blocks=masked)
-        return count(loops, tile, passes_for_five_products(loops, tile))
-
-    def main_traffic(self, facts: BwdFacts, target: Target) -> Traffic:
-        """As of ours, but for the parts of dK and dV: bf16, one for each query head."""
+        tile = query_tile(TileConfig(headdim_qk, headdim_v, tile_m, tile_n // 64, 1, 1, 1, 1))
+        sass = _baseline_sass(headdim_qk, headdim_v, masks_of(facts), target.arch)
+        whole, cut = (count(main_loops(sass, rare), tile) for rare in (False, True))
+        # As ours, but for the parts of dK and dV: bf16, one for each query head.
         read = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do, facts.stats))
         sums, written = self._dq_sums(facts), facts.group * (size(facts.dk) + size(facts.dv))
-        return Traffic(read + self._rows(facts) * 4 + sums, sums + written)
+        traffic = Traffic(read + self._rows(facts) * 4 + sums, sums + written)
+        return (TiledKernel("main", "main", whole, cut, False, 1, traffic),)
 
     def around(self, facts: BwdFacts, target: Target) -> dict[str, Traffic]:
         found = {
@@ -110,7 +125,8 @@ class Baseline:
         return found
 
     def _rows(self, facts: BwdFacts) -> int:
-        return facts.batch * facts.heads_q * -(-facts.seqlen_q // self.ROUNDED_ROWS) * self.ROUNDED_ROWS
+        """It pads rows as far as we do, or to the next 128."""
+        return facts.batch * facts.heads_q * -(-facts.seqlen_q // 128) * 128
 
     def _dq_sums(self, facts: BwdFacts) -> int:
         return 4 * self._rows(facts) * facts.headdim_qk
@@ -119,9 +135,40 @@ class Baseline:
 Engine = Ours | Baseline
 
 
+def masks_of(facts: BwdFacts) -> Masks:
+    left, right = effective_bounds(facts)
+    return right is not None, left is not None
+
+
+def plain_key(
+    tile: TileConfig,
+    masks: Masks = (False, False),
+    reduction: ReductionMode = ReductionMode.ATOMIC,
+    throttled: bool = False,
+) -> ChainKey:
+    """The bf16 chain of a configuration without any other feature."""
+    right, left = masks
+    return ChainKey(
+        "bf16",
+        tile,
+        mask_right=right,
+        mask_left=left,
+        grouped=False,
+        padded=False,
+        dsink=False,
+        reduction=reduction,
+        throttled=throttled,
+    )
+
+
 @cache
-def _our_sass(key: ChainKey, target: Target) -> str:
-    return compile_cubin(key, target).main_sass()
+def _our_sass(key: ChainKey, kernel: str, target: Target) -> str:
+    return _our_cubin(key, target).kernel_sass(kernel)
+
+
+@cache
+def _our_cubin(key: ChainKey, target: Target) -> Cubin:
+    return compile_cubin(key, target)
 
 
 @cache

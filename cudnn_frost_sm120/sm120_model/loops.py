@@ -1,10 +1,11 @@
-"""What one query tile asks of each pipe, counted in the loops of a compiled main kernel."""
+"""What one tile asks of each pipe, counted in the loops of a compiled kernel."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
+from ..config.recompute import TILE_M, RecomputeTile
 from ..config.smem import ELEMENT_BYTES
 from ..config.tiles import TileConfig
 from .gpus import HMMA_FLOPS, MUFU_CYCLES, SHARED_BYTES_PER_CYCLE, SUB_PARTITIONS, Gpu
@@ -12,8 +13,6 @@ from .sass import Body
 
 _SHARED_BYTES = {"LDSM": 128, "STSM": 128, "LDS": 128, "STS": 128}  # of a warp, for one 32-bit register a lane
 _FP32 = ("FADD", "FMUL", "FFMA", "FMNMX", "FSEL", "FSETP")
-ROWS_OF_FP32 = 2
-"""LSE and delta."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,20 @@ class Pipes:
 
 
 @dataclass(frozen=True)
-class TileWork:
-    """Of one query tile: instructions that a sub-partition issues, bytes that the SM's shared memory moves."""
+class Tile:
+    """Query rows times key rows that a CTA works on at a time, and which products it does."""
 
-    tile: TileConfig
+    rows: int
+    keys: int
+    flops: int
+    loaded_bytes: int  # that come to shared memory with it
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """Of one tile: instructions that a sub-partition issues, bytes that the SM's shared memory moves."""
+
+    tile: Tile
     hmma: int
     mufu: int
     fp32: int
@@ -56,14 +65,32 @@ class TileWork:
         return Pipes(self.hmma * gpu.hmma_cycles, shared, self.mufu * MUFU_CYCLES, self.fp32, self.issue)
 
 
-def tile_flops(tile: TileConfig) -> int:
-    return 2 * tile.tile_m * tile.tile_n * (3 * tile.headdim_qk + 2 * tile.headdim_v)
+def query_tile(config: TileConfig, products_qk: int = 3) -> Tile:
+    """Of a main kernel: dP, dV, and of d_qk wide products S, dK and, unless another kernel has it, dQ. Loaded are Q, dO
+    and their rows of LSE and delta."""
+    columns = products_qk * config.headdim_qk + 2 * config.headdim_v
+    loaded = config.tile_m * ((config.headdim_qk + config.headdim_v) * ELEMENT_BYTES + 2 * 4)
+    return Tile(config.tile_m, config.tile_n, 2 * config.tile_m * config.tile_n * columns, loaded)
 
 
-def count(loops: list[Body], tile: TileConfig, passes: int = 1) -> TileWork:
-    """`passes` of every loop by a sub-partition for a query tile: how many of its warps run that loop."""
+def key_tile(config: RecomputeTile) -> Tile:
+    """Of the kernel that recomputes the scores: S, dP and dQ. Loaded are K and V."""
+    columns = 2 * config.headdim_qk + config.headdim_v
+    loaded = config.tile_n * (config.headdim_qk + config.headdim_v) * ELEMENT_BYTES
+    return Tile(TILE_M, config.tile_n, 2 * TILE_M * config.tile_n * columns, loaded)
+
+
+def count(loops: list[Body], tile: Tile, hmmas_per_product: int = 1) -> TileWork:
+    """Raises ValueError where the loops are not the products of the tile: then they are not the loops it is for.
+
+    A sub-partition passes through the loops once for each of its warps that has them.
+    """
     opcodes = [opcode for body in loops for opcode, _ in body]
     names = Counter(opcode.split(".")[0] for opcode in opcodes)
+    needed = tile.flops * hmmas_per_product // (HMMA_FLOPS * SUB_PARTITIONS)
+    if not names["HMMA"] or needed % names["HMMA"]:
+        raise ValueError(f"{names['HMMA']} HMMAs in {len(loops)} loops, and a sub-partition needs {needed} for {tile}")
+    passes = needed // names["HMMA"]
     moved = SUB_PARTITIONS * sum(_shared_bytes(opcode) for opcode in opcodes)
     return TileWork(
         tile,
@@ -71,22 +98,8 @@ def count(loops: list[Body], tile: TileConfig, passes: int = 1) -> TileWork:
         mufu=passes * names["MUFU"],
         fp32=passes * sum(names[name] for name in _FP32),
         issue=passes * len(opcodes),
-        shared_bytes=passes * moved + loaded_bytes(tile),
+        shared_bytes=passes * moved + tile.loaded_bytes,
     )
-
-
-def passes_for_five_products(loops: list[Body], tile: TileConfig) -> int:
-    """How often a sub-partition runs the loops for a query tile. Raises ValueError if they are not the five GEMMs."""
-    hmmas = sum(opcode.startswith("HMMA") for body in loops for opcode, _ in body)
-    passes, rest = divmod(tile_flops(tile), max(1, hmmas * HMMA_FLOPS * SUB_PARTITIONS))
-    if rest or not hmmas:
-        raise ValueError(f"{hmmas} HMMAs in {len(loops)} loops are no whole part of the five GEMMs of {tile}")
-    return passes
-
-
-def loaded_bytes(tile: TileConfig) -> int:
-    """What comes to shared memory with a query tile: Q, dO and their fp32 rows."""
-    return tile.tile_m * ((tile.headdim_qk + tile.headdim_v) * ELEMENT_BYTES + ROWS_OF_FP32 * 4)
 
 
 def _shared_bytes(opcode: str) -> int:

@@ -18,8 +18,10 @@ from cudnn_frost_sm120.bench.cells import GRIDS, Cell
 from cudnn_frost_sm120.bench.problem import TOLERANCE, Problem
 from cudnn_frost_sm120.bench.result import OURS, THROTTLED, Result, Timing
 from cudnn_frost_sm120.bench.targets import TARGETS, verdicts
+from cudnn_frost_sm120.config.tiles import configs_for
 from cudnn_frost_sm120.heuristics import ranked_knobs
-from cudnn_frost_sm120.plan import make_plan
+from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
+from cudnn_frost_sm120.plan import knobs_of, make_plan
 from cudnn_frost_sm120.reference import sdpa_backward, sdpa_forward
 from cudnn_frost_sm120.target import TARGET_ENV, named
 
@@ -107,15 +109,16 @@ def test_the_graph_lists_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_is_named_by_what_differs() -> None:
-    first, second = ranked_knobs(Cell(*cells.D128_GROUPED, 2048).facts(), SM120)[:2]
-    assert knob_changes(first, second) == f"PACK_GQA={second.heads_per_cta}"
+    first = BwdKnobs(64, 128, 2, heads_per_cta=8)
+    other = replace(first, heads_per_cta=2, reduction_mode=ReductionMode.RELAY)
+    assert knob_changes(first, other) == "PACK_GQA=2 REDUCTION_MODE=1"
 
 
 def test_bytes_outside_the_main_kernel() -> None:
     cell = Cell(64, 64, 1, 8, 2, 4096, sink=True)
     facts = cell.facts()
-    knobs = ranked_knobs(facts, SM120)[0]
-    plan = make_plan(facts, replace(knobs, heads_per_cta=2), SM120)
+    tile = configs_for(64, 64)[0]
+    plan = make_plan(facts, knobs_of(tile, 2), SM120)
     found = traffic.outside_main(plan)
     rows, keys, parts = 8 * 4096, 2 * 4096, 2
     assert found["preprocess"] == traffic.Traffic(rows * (2 * 64 * 2 + 4), rows * (4 + 4 + 64 * 4))
@@ -123,13 +126,16 @@ def test_bytes_outside_the_main_kernel() -> None:
     assert found["sum_parts"] == traffic.Traffic(keys * parts * 2 * 64 * 4, keys * 2 * 64 * 2)
     assert found["dsink"] == traffic.Traffic(rows * 8 + 8 * 4, 8 * 4)
     assert traffic.outside_bytes(plan) == sum(stage.total for stage in found.values())
-    whole = make_plan(facts, replace(knobs, heads_per_cta=4), SM120)
-    assert "sum_parts" not in traffic.outside_main(whole)
+    whole = make_plan(facts, knobs_of(tile, 4, ReductionMode.RECOMPUTE), SM120)
+    found = traffic.outside_main(whole)
+    assert set(found) == {"dq_recompute", "dsink"}
+    inputs = rows * 64 * 2 * 3 + keys * 64 * 2 * 2 + rows * 4  # Q, O, dO; K, V; LSE
+    assert found["dq_recompute"] == traffic.Traffic(inputs, rows * (4 + 4 + 64 * 2))
 
 
 def _result(cell: Cell, **milliseconds: float) -> Result:
     times = {who.replace("_", ", "): Timing(ms, 0.01, 20.0) for who, ms in milliseconds.items()}
-    result = Result(cell, times, errors={OURS: {"dq": 1e-3}}, knobs=dict.fromkeys(times, "TILE_M=64"))
+    result = Result(cell, times, errors={OURS: {"dq": 1e-3}}, knobs=dict.fromkeys(times, BwdKnobs(64, 128, 2)))
     result.ceilings = {OURS: 600.0, THROTTLED: 300.0}
     return result
 
@@ -182,6 +188,11 @@ def test_kernels_have_short_names() -> None:
     ours = "kernel_cutlass_kernel_cudnn_frost_sm120kernelsaccumulator_convertAccumulatorConvertKernel_object_at__Str"
     assert stages.kernel_name(ours) == "accumulator_convert"
     assert stages.kernel_name("void flash_bwd_kernel<Traits<64>>(int)") == "void flash_bwd_kernel"
+
+
+def test_a_kernel_is_charged_from_the_end_of_the_one_before() -> None:
+    spans = [(0.0, 10.0, "preprocess"), (4.0, 90.0, "main"), (95.0, 99.0, "convert"), (96.0, 98.0, "inside")]
+    assert stages.charged(spans) == {"preprocess": 10.0, "main": 80.0, "convert": 4.0, "inside": 0.0}
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

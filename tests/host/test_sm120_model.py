@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from cudnn_frost_sm120.__main__ import main
+from cudnn_frost_sm120.bench import report
+from cudnn_frost_sm120.bench.ceiling import Ceiling
 from cudnn_frost_sm120.bench.cells import Cell
-from cudnn_frost_sm120.bench.result import OURS, THROTTLED
-from cudnn_frost_sm120.config.tiles import TABLE, TileConfig
-from cudnn_frost_sm120.sm120_model import calibration, chains
-from cudnn_frost_sm120.sm120_model.chains import Stalls, chain_time, cut_share, main_seconds
-from cudnn_frost_sm120.sm120_model.engines import Baseline, Masks, Ours
+from cudnn_frost_sm120.bench.result import OURS, THROTTLED, Result, Timing
+from cudnn_frost_sm120.config.recompute import recompute_tile
+from cudnn_frost_sm120.config.tiles import TABLE
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.knobs import ReductionMode
+from cudnn_frost_sm120.plan import ChainKey
+from cudnn_frost_sm120.sm120_model import calibration
+from cudnn_frost_sm120.sm120_model.chains import NONE, Stalls, chain_time, cut_share, kernel_seconds
+from cudnn_frost_sm120.sm120_model.engines import MODELLED, NO_DQ, Baseline, Ours
 from cudnn_frost_sm120.sm120_model.gpus import GPUS, HMMA_FLOPS, SUB_PARTITIONS, Gpu, stand_in
-from cudnn_frost_sm120.sm120_model.loops import Pipes, TileWork, count, passes_for_five_products
+from cudnn_frost_sm120.sm120_model.loops import Pipes, Tile, TileWork, count, key_tile, query_tile
 from cudnn_frost_sm120.sm120_model.report import rate
 from cudnn_frost_sm120.sm120_model.sass import main_loops
 from cudnn_frost_sm120.target import Target, named
@@ -50,27 +56,31 @@ def test_a_loop_is_found_with_its_masking_or_without() -> None:
 
 
 def test_cycles_by_pipe() -> None:
-    work = count(main_loops(SASS), TileConfig(64, 64, 64, 2, 2, 2, 2, 1))
-    loads = 2 * 64 * 128 + 2 * 64 * 4  # a Q and a dO tile with their rows
-    assert work.shared_bytes == 4 * (512 + 512 + 256) + loads
+    tile = Tile(64, 128, flops=2 * HMMA_FLOPS * SUB_PARTITIONS, loaded_bytes=1024)
+    work = count(main_loops(SASS), tile)  # two warps of a sub-partition pass through the loop
+    assert work.shared_bytes == 2 * 4 * (512 + 512 + 256) + 1024
     pipes = work.pipes(GPUS[0])
-    assert pipes == Pipes(tensor=16, shared=work.shared_bytes / 128, mufu=8, fp32=0, issue=7)
+    assert pipes == Pipes(tensor=32, shared=work.shared_bytes / 128, mufu=16, fp32=0, issue=14)
     assert pipes.bound == ("shared", pipes.shared)
     assert pipes.cycles(exposed=0) == pipes.shared
-    assert pipes.cycles(exposed=1) == pipes.shared + 16 + 8 + 7
+    assert pipes.cycles(exposed=1) == pipes.shared + 32 + 16 + 14
+    with pytest.raises(ValueError, match="a sub-partition needs"):
+        count([], tile)
+    with pytest.raises(ValueError, match="3 HMMAs"):
+        count([[("HMMA.16816", "")] * 3], tile)
 
 
-def test_a_loop_that_is_not_the_five_products_is_refused() -> None:
-    with pytest.raises(ValueError, match="five GEMMs"):
-        passes_for_five_products([], D64)
-    with pytest.raises(ValueError, match="five GEMMs"):
-        passes_for_five_products([[("HMMA", "")] * 7], D64)
+def test_what_is_loaded_with_a_tile() -> None:
+    assert query_tile(D64).loaded_bytes == 2 * 64 * 128 + 2 * 64 * 4  # Q, dO and their rows
+    assert query_tile(D64).flops == 5 * query_tile(D64, 2).flops // 4
+    assert key_tile(recompute_tile(64, 64)).loaded_bytes == 2 * 64 * 128
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_a_tensor_bound_loop_reaches_the_peak(gpu: Gpu) -> None:
-    hmmas = (2 * D64.tile_m * D64.tile_n * 5 * 64) // (HMMA_FLOPS * SUB_PARTITIONS)
-    assert rate(TileWork(D64, hmmas, 1, 1, 1, 1), gpu) == pytest.approx(gpu.peak_tflops)
+    tile = query_tile(D64)
+    hmmas = tile.flops // (HMMA_FLOPS * SUB_PARTITIONS)
+    assert rate(TileWork(tile, hmmas, 1, 1, 1, 1), gpu) == pytest.approx(gpu.peak_tflops)
     assert 2e9 < gpu.clock_hz < 3e9
 
 
@@ -92,57 +102,78 @@ def test_cut_tiles_are_counted(causal: bool, window: int | None) -> None:
             ]
             visited += any(kept)
             cut += any(kept) and not all(kept)
-    assert cut_share(facts, D64) == pytest.approx(cut / visited)
+    assert cut_share(facts, D64.tile_m, D64.tile_n) == pytest.approx(cut / visited)
 
 
+@dataclass(frozen=True)
 class _Loops(Ours):
     """Our plans with made-up loops, so that nothing is compiled."""
 
-    def work(self, tile: TileConfig, masks: Masks, target: Target, masked: bool = False) -> TileWork:
-        hmmas = 320 * (2 if self._throttled else 1)
-        return TileWork(tile, hmmas, 64, 192, 1100 if masked else 1000, 280_000)
+    def _work(self, key: ChainKey, kernel: str, target: Target, tile: Tile) -> tuple[TileWork, TileWork]:
+        hmmas = tile.flops // (HMMA_FLOPS * SUB_PARTITIONS) * (2 if self.throttled else 1)
+        return TileWork(tile, hmmas, 64, 192, 1000, 280_000), TileWork(tile, hmmas, 64, 192, 1100, 280_000)
 
 
 def test_a_chain_is_its_parts() -> None:
     cell, gpu = Cell(64, 64, 2, 32, 32, 4096), GPUS[0]
     time = chain_time(_Loops(), cell, gpu, SM120)
-    assert time.total == time.main + time.around + time.launches
+    assert time.total == time.tiled + time.around + time.launches
     rows = 2 * 32 * 4096
     bytes_around = rows * (2 * 128 + 4 + 8 + 256) + rows * (256 + 128)
     assert time.around == pytest.approx(bytes_around / (0.85 * 1.79e12))
-    assert cell.flops / time.main < gpu.peak_tflops * 1e12
-    assert main_seconds(_Loops(), cell, gpu, SM120, Stalls(0.5)) > time.main
-    per_cta = main_seconds(_Loops(), cell, gpu, SM120, Stalls(cta_cycles=1000)) - time.main
+    assert cell.flops / time.tiled < gpu.peak_tflops * 1e12
+    (main_kernel,) = _Loops().tiled_kernels(cell.facts(), SM120)
+    assert kernel_seconds(main_kernel, cell.facts(), gpu) == time.tiled
+    assert kernel_seconds(main_kernel, cell.facts(), gpu, Stalls(0.5)) > time.tiled
+    per_cta = kernel_seconds(main_kernel, cell.facts(), gpu, Stalls(cta_cycles=1000)) - time.tiled
     assert per_cta == pytest.approx(1000 * (2 * 32 * 32 / 188) / gpu.clock_hz)
 
 
-def test_stalls_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_recomputes_has_two_tiled_kernels() -> None:
+    facts = Cell(64, 64, 2, 64, 8, 4096, True, 128).facts()
+    knobs = next(k for k in ranked_knobs(facts, SM120) if k.reduction_mode is ReductionMode.RECOMPUTE)
+    engine = _Loops(knobs)
+    first, second = engine.tiled_kernels(facts, SM120)
+    assert (first.name, first.by_query, second.name, second.by_query) == (NO_DQ, False, "dq_recompute", True)
+    assert engine.around(facts, SM120) == {}
+    relay = next(k for k in ranked_knobs(replace(facts, deterministic=True), SM120) if k.reduction_mode == 1)
+    with pytest.raises(NotImplementedError, match="RELAY"):
+        _Loops(relay).tiled_kernels(facts, SM120)
+
+
+def _run(tmp_path: Path, made: Stalls, cells: list[Cell]) -> Path:
+    """The JSON of a run in which the model's own times were measured."""
+    gpu, results = stand_in(635, 1.7e9), []
+    for cell in cells:
+        knobs = next(k for k in ranked_knobs(cell.facts(), SM90) if k.reduction_mode in MODELLED)
+        stages = {}
+        for who in (OURS, THROTTLED):
+            kernels = _Loops(knobs, who == THROTTLED).tiled_kernels(cell.facts(), SM90)
+            stages[who] = {k.measured_as: 1e6 * kernel_seconds(k, cell.facts(), gpu, made) for k in kernels}
+        timings = {who: Timing(sum(kernels.values()) / 1e3, 0.0, 0.0) for who, kernels in stages.items()}
+        results.append(Result(cell, timings, {OURS: {"dq": 0.0}}, knobs=dict.fromkeys(stages, knobs), stages=stages))
+    report.write(tmp_path, "run", results, "made up", {OURS: Ceiling(635, 1.7)})
+    return tmp_path / "run.json"
+
+
+def test_stalls_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From times that the model itself made, the fit has to give back what they were made with."""
-    engines = {OURS: _Loops(), THROTTLED: _Loops(throttled=True)}
-    monkeypatch.setattr(calibration, "ENGINES", engines)
-    gpu, made = stand_in(635, 1.7e9), Stalls(exposed=0.4, cta_cycles=3000.0)
+    monkeypatch.setattr(calibration, "Ours", _Loops)
     cells = [Cell(64, 64, 2, 32, 32, 4096, causal) for causal in (False, True)]
-    cells.append(Cell(64, 64, 2, 64, 8, 4096, True, 128))
+    cells.append(Cell(64, 64, 2, 64, 64, 4096, True, 1024))
     # The first fit does not know about CTAs: a cell long enough that they do not show.
     cells.append(Cell(64, 64, 2, 32, 32, 65536, False))
-    measured = [
-        calibration.Measured(who, cell, main_seconds(engines[who], cell, gpu, SM90, made))
-        for cell in cells
-        for who in engines
-    ]
-    found = calibration.calibrate("made up", gpu, measured, SM90)
-    stalls = found.of(OURS, (64, 64))
+    found = calibration.read(_run(tmp_path, Stalls(exposed=0.4, cta_cycles=3000.0), cells), SM90)
+    kernel = _Loops().tiled_kernels(cells[0].facts(), SM90)[0]
+    stalls = found.stalls(Ours(), (64, 64))(kernel)
     assert stalls.exposed == pytest.approx(0.4, abs=0.01)
     assert stalls.cta_cycles == pytest.approx(3000, rel=0.05)
-    assert found.of(OURS, (256, 256)) == stalls
-    assert found.of("baseline", (64, 64)) == chains.NONE
-    assert {(check.measured.who, check.fitted) for check in found.checks} == {
-        (OURS, True),
-        (OURS, False),
-        (THROTTLED, False),
-    }
+    assert found.stalls(Ours(), (256, 256))(kernel) == stalls
+    assert found.stalls(Baseline(), (64, 64))(kernel) == NONE
+    kinds = {(check.measured.who, check.fitted) for check in found.checks}
+    assert kinds == {(OURS, True), (OURS, False), (THROTTLED, False)}
     for check in found.checks:
-        assert check.predicted == pytest.approx(check.measured.main_seconds, rel=0.02)
+        assert check.predicted == pytest.approx(check.measured.seconds, rel=0.02)
 
 
 def test_a_run_without_stages_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,25 +186,17 @@ def test_a_run_without_stages_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("tile", [TABLE[1], TABLE[-1]], ids=lambda tile: str(tile.headdim_qk))
-@pytest.mark.parametrize("masks", [(False, False), (True, True)], ids=["full", "window"])
-def test_our_loops_hold_exactly_the_five_products(tile: TileConfig, masks: Masks) -> None:
-    work = Ours().work(tile, masks, SM120)
-    assert work.hmma * SUB_PARTITIONS * HMMA_FLOPS == 2 * tile.tile_m * tile.tile_n * (
-        3 * tile.headdim_qk + 2 * tile.headdim_v
-    )
-    cut = Ours().work(tile, masks, SM120, masked=True)
-    assert cut.issue > work.issue  # without a mask, the end of the keys is cut
-
-
-@pytest.mark.compile
 @pytest.mark.parametrize("headdims", [(64, 64), (192, 128), (256, 256)], ids=str)
-def test_the_baselines_loop_is_found(headdims: tuple[int, int]) -> None:
+def test_the_loops_of_both_engines_are_found(headdims: tuple[int, int]) -> None:
+    """`count` refuses loops that are not exactly the products of a tile."""
     facts = Cell(*headdims, 1, 2, 2, 1024).facts()
-    tile = Baseline().tile(facts, SM120)
-    work = Baseline().work(tile, (True, False), SM120)
-    assert work.pipes(GPUS[0]).bound[0] == "tensor"
-    assert rate(work, GPUS[0]) == pytest.approx(GPUS[0].peak_tflops)
-    ours = Ours().tile(facts, SM120)
-    pairs = tile.tile_m * tile.tile_n / (ours.tile_m * ours.tile_n)
-    assert work.shared_bytes > pairs * Ours().work(ours, (True, False), SM120).shared_bytes
+    knobs = [k for k in ranked_knobs(facts, SM120) if k.reduction_mode in MODELLED]
+    ours = {kernel.name: kernel for k in knobs for kernel in Ours(k).tiled_kernels(facts, SM120)}
+    assert set(ours) == {"main", NO_DQ, "dq_recompute"}
+    (baseline,) = Baseline().tiled_kernels(facts, SM120)
+    for kernel in (*ours.values(), baseline):
+        assert rate(kernel.whole, GPUS[0]) == pytest.approx(GPUS[0].peak_tflops), kernel.name
+        assert kernel.cut.issue >= kernel.whole.issue + (kernel is not baseline), kernel.name  # which masks every tile
+    tile, theirs = ours["main"].whole.tile, baseline.whole.tile
+    pairs = theirs.rows * theirs.keys / (tile.rows * tile.keys)
+    assert baseline.whole.shared_bytes > pairs * ours["main"].whole.shared_bytes

@@ -14,7 +14,7 @@ from cudnn_frost_sm120.cubin import compile_cubin
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
 from cudnn_frost_sm120.sm120_model.engines import plain_key
-from cudnn_frost_sm120.sm120_model.loops import passes_for_five_products
+from cudnn_frost_sm120.sm120_model.loops import count, query_tile
 from cudnn_frost_sm120.sm120_model.sass import Body, main_loops
 from cudnn_frost_sm120.target import named
 from tests.gpu.cases import Case, facts_of
@@ -50,10 +50,11 @@ def test_it_is_never_put_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tile", [TABLE[1], TABLE[2], TABLE[-1]], ids=lambda tile: str(tile.headdim_qk))
 def test_every_product_has_an_idle_one(tile: TileConfig) -> None:
     loops, idle_loops = (
-        main_loops(compile_cubin(replace(plain_key(tile), throttled=on), SM90).main_sass()) for on in (False, True)
+        main_loops(compile_cubin(replace(plain_key(tile), throttled=on), SM90).kernel_sass("main"))
+        for on in (False, True)
     )
     assert 2 * _products(loops) == _products(idle_loops)
-    assert passes_for_five_products(loops, tile) == 1
+    assert count(loops, query_tile(tile)).hmma == _products(loops)
 
 
 def _products(loops: list[Body]) -> int:
