@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from cudnn_frost_sm120 import traffic
+from cudnn_frost_sm120 import bench, traffic
 from cudnn_frost_sm120.__main__ import main
 from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.bench import cells, report, stages
@@ -182,6 +183,16 @@ def test_a_run_is_written(results: list[Result], tmp_path) -> None:
     report.write(tmp_path / "made", "main", results, "a GPU", {OURS: Ceiling(600.0, 1.7)})
     assert report.plot(results, tmp_path / "made" / "main.png") is None
     assert sorted(path.suffix for path in (tmp_path / "made").iterdir()) == [".json", ".md", ".png"]
+
+
+def test_what_is_not_installed_is_said(
+    results: list[Result], tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("matplotlib", "tqdm"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert report.plot(results, tmp_path / "main.png") == "no plot: matplotlib is not installed"
+    assert list(bench._progress([results[0].cell])) == [results[0].cell]
+    assert "tqdm is not installed" in capsys.readouterr().err
 
 
 def test_kernels_have_short_names() -> None:
