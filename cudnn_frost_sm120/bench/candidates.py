@@ -224,10 +224,11 @@ def baseline_on_stand_in() -> Iterator[None]:
         finally:
             torch.cuda.get_device_capability = real_capability
 
-    object.__setattr__(spec, "capabilities", replace(capabilities, sm_lo=90))
+    lowest = capabilities.sm_lo
+    object.__setattr__(capabilities, "sm_lo", 90)  # frozen, and shared with the engines that were made already
     SdpaBwdDslSm120.check_support = admitting
     try:
         yield
     finally:
-        object.__setattr__(spec, "capabilities", capabilities)
+        object.__setattr__(capabilities, "sm_lo", lowest)
         SdpaBwdDslSm120.check_support = check_support

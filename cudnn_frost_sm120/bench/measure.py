@@ -49,7 +49,10 @@ def _measure(result: Result, wishes: Wishes) -> None:
     candidates = [made for name, build in builders if (made := _made(name, build, lineup.problem, result))]
     result.timings = interleaved({c.name: c.run for c in candidates}, wishes.rounds)
     if wishes.stages:
-        result.stages = {c.name: kernel_microseconds(c.run) for c in candidates}
+        found = {c.name: kernel_microseconds(c.run) for c in candidates}
+        result.stages = {name: kernels for name, kernels in found.items() if kernels}
+        if len(result.stages) < len(found):
+            result.missing["stages"] = "the profiler recorded no kernels"
     _keep_the_fastest(result)
 
 
