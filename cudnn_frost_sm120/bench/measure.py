@@ -84,9 +84,10 @@ def _keep_the_fastest(result: Result) -> None:
     for name in list(result.timings):
         peer, _, place = name.rpartition(" ")
         if place.isdigit() and peer in result.timings:
-            other, stages = result.timings.pop(name), result.stages.pop(name, {})
+            other, stages = result.timings.pop(name), result.stages.pop(name, None)
             if other.median < result.timings[peer].median:
-                result.timings[peer], result.stages[peer] = other, stages
+                result.timings[peer] = other
+                result.stages |= {peer: stages} if stages else {}
 
 
 def _first_line(error: Exception) -> str:

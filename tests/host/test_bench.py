@@ -13,7 +13,7 @@ from cudnn_frost_sm120 import bench, traffic
 from cudnn_frost_sm120.__main__ import main
 from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.bench import cells, report, stages
-from cudnn_frost_sm120.bench.candidates import Lineup, knob_changes
+from cudnn_frost_sm120.bench.candidates import Lineup, baseline_on_stand_in, knob_changes
 from cudnn_frost_sm120.bench.ceiling import Ceiling
 from cudnn_frost_sm120.bench.cells import GRIDS, Cell
 from cudnn_frost_sm120.bench.problem import TOLERANCE, Problem
@@ -24,7 +24,7 @@ from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
 from cudnn_frost_sm120.plan import knobs_of, make_plan
 from cudnn_frost_sm120.reference import sdpa_backward, sdpa_forward
-from cudnn_frost_sm120.target import TARGET_ENV, named
+from cudnn_frost_sm120.target import STAND_IN_ENV, TARGET_ENV, named
 
 SM120 = named("sm_120")
 SMALL = [
@@ -107,6 +107,26 @@ def test_the_graph_lists_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     lineup = Lineup(Problem(cell, "cpu"))
     mine = [config.knobs for config in lineup.graph.plans if hasattr(config.knobs, "heads_per_cta")]
     assert mine == list(ranked_knobs(cell.facts(), SM120))
+
+
+def test_the_baseline_is_let_onto_the_stand_in_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cudnn.sdpa.bwd import engines
+    from cudnn.sdpa.bwd.api_dsl import SdpaBwdDslSm120
+
+    def seen() -> tuple[int, object]:
+        (lowest,) = (spec.capabilities.sm_lo for spec in engines.ENGINE_SPECS if spec.name == "sdpa_bwd_sm120")
+        return lowest, SdpaBwdDslSm120.check_support
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    before = seen()
+    with baseline_on_stand_in():
+        assert seen() == before  # the flag is not set
+    monkeypatch.setenv(STAND_IN_ENV, "1")
+    with baseline_on_stand_in():
+        assert seen()[0] == 90
+        assert seen()[1] is not before[1]
+        assert torch.cuda.get_device_capability() == (9, 0)
+    assert seen() == before
 
 
 def test_a_plan_is_named_by_what_differs() -> None:
