@@ -135,7 +135,7 @@ _TARGETS = [
     Cell(*D128_GROUPED, 4096),
     Cell(*D64, 4096, False),
     Cell(*D64_GROUPED, 2048),
-    Cell(*D192_128, 4096),
+    *(Cell(*D192_128, 4096, causal) for causal in (False, True)),
     Cell(*D192, 4096, False),
     Cell(*D256, 4096, False),
     Cell(*D256_GROUPED, 4096),
