@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cudnn_frost_sm120.facts import MaskFacts
 
@@ -101,6 +102,33 @@ def test_deterministic(check, case):
 def test_deterministic_with_everything(check, case):
     """Deterministic plans with lengths, windows and groups: every turn is taken, none is waited for in vain"""
     check(case)
+
+
+@each(
+    Case(*headdim, batch=3, heads_q=8, heads_k=heads_k, seqlen_q=330, seqlen_k=300, mask=mask, layouts=MIXED, **more)
+    for headdim in ((64,), (128,), (192, 128), (256,))
+    for mask in (FULL, CAUSAL, WINDOWS[1])
+    for heads_k, more in ((8, {}), (2, {"len_q": (330, 0, 65), "len_k": (300, 44, 129)}))
+)
+@pytest.mark.parametrize("heads", [1, 5])
+def test_dS_in_parts(judge, monkeypatch, case, heads):
+    """dS stored for a few heads at a time, the parts not all of one size"""
+    from cudnn_frost_sm120.knobs import ReductionMode
+    from cudnn_frost_sm120.workspace import ds_region_bytes
+
+    from . import harness
+
+    problem = harness.Problem(case)
+    monkeypatch.setenv("CUDNN_FROST_SM120_DS_BUDGET", str(ds_region_bytes(problem.facts, heads)))
+    storing = [knobs for knobs in harness.offered(problem) if knobs.reduction_mode is ReductionMode.DS_STORE]
+    assert storing
+    for knobs in storing:
+        plan, _, run = harness.make_launch(problem, knobs)
+        assert plan.slots_per_launch * knobs.heads_per_cta <= heads
+        problem.wipe_outputs()
+        run()
+        torch.cuda.synchronize()
+        judge(problem, problem.outputs)
 
 
 @each(
