@@ -1,0 +1,18 @@
+"""What a user should know once: each sentence is logged the first time, and never again."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.compiler import assume_constant_result
+
+_LOGGER = logging.getLogger("cudnn_frost_sm120")
+_said: set[str] = set()
+
+
+@assume_constant_result  # torch.compile calls it while it traces, and leaves no trace of it
+def say_once(sentence: str) -> None:
+    """Log ``sentence`` as a warning of the logger ``cudnn_frost_sm120``; a repetition is dropped."""
+    if sentence not in _said:
+        _said.add(sentence)
+        _LOGGER.warning("%s", sentence)

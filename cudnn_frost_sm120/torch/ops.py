@@ -1,0 +1,206 @@
+"""The operators ``torch.ops.cudnn_frost_sm120.sdpa_forward`` and ``sdpa_backward``, as the dispatcher sees them.
+
+Both are functional, and opaque to ``torch.compile``: the first gives out and the log-sum-exp, the second gradients from
+those. ``mask`` arguments are those of ``facts.MaskFacts``; lengths, where given, are two, B int32 each; sinks are Hq
+fp32 logits. out is (B, Hq, Sq, Dv) in (B, S, H, D) storage, lse (B, Hq, Sq, 1) fp32, natural log. Gradients have the
+layouts of what they belong to; those of an absent or unwanted bias and of absent sinks are empty tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import reference
+from ..facts import MaskFacts
+from . import cuda
+
+NAMESPACE = "cudnn_frost_sm120"
+
+_OPTIONS = "float scale, bool bottom_right, int? left_bound, int? right_bound, bool deterministic, bool strict"
+_OPTIONAL = "Tensor? bias, Tensor? sinks, Tensor? seq_len_q, Tensor? seq_len_kv"
+_FORWARD = f"(Tensor query, Tensor key, Tensor value, {_OPTIONAL}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
+_BACKWARD = (
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+    f"{_OPTIONAL}, {_OPTIONS}, bool want_dbias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
+)
+_OPERANDS = 7  # leading arguments of the forward that are tensors; the rest are options
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+_library.define(f"sdpa_forward{_FORWARD}")
+_library.define(f"sdpa_backward{_BACKWARD}")
+sdpa_forward = torch.ops.cudnn_frost_sm120.sdpa_forward.default
+sdpa_backward = torch.ops.cudnn_frost_sm120.sdpa_backward.default
+
+Optional = torch.Tensor | None
+Lengths = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def _mask_and_lengths(
+    bottom_right: bool, left_bound: int | None, right_bound: int | None, seq_len_q: Optional, seq_len_kv: Optional
+) -> tuple[MaskFacts, Lengths]:
+    lengths = None if seq_len_q is None or seq_len_kv is None else (seq_len_q, seq_len_kv)
+    return MaskFacts(bottom_right, left_bound, right_bound, lengths is not None), lengths
+
+
+def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse, not yet written."""
+    batch, heads, rows, _ = query.shape
+    out = query.new_empty(batch, rows, heads, value.shape[3]).transpose(1, 2)
+    return out, query.new_empty(batch, heads, rows, 1, dtype=torch.float32)
+
+
+def empty_gradients(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Optional, sinks: Optional, want_dbias: bool
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, dbias, dsinks, not yet written."""
+    dbias = torch.empty_like(bias) if bias is not None and want_dbias else query.new_empty(0)
+    dsinks = torch.empty_like(sinks) if sinks is not None else query.new_empty(0)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), dbias, dsinks
+
+
+@torch.library.register_fake(f"{NAMESPACE}::sdpa_forward", lib=_library)
+def _forward_fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    return empty_results(query, value)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::sdpa_backward", lib=_library)
+def _backward_fake(grad_out: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    query, key, value, _, _, bias, sinks = arguments[:7]
+    return empty_gradients(query, key, value, bias, sinks, arguments[-1])
+
+
+@torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CPU", lib=_library)
+def _forward_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Optional,
+    sinks: Optional,
+    seq_len_q: Optional,
+    seq_len_kv: Optional,
+    scale: float,
+    bottom_right: bool,
+    left_bound: int | None,
+    right_bound: int | None,
+    deterministic: bool,
+    strict: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask, _ = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
+    lengths = {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+    exact = reference.sdpa_forward(query, key, value, scale=scale, mask=mask, bias=bias, sink=sinks, **lengths)
+    results = empty_results(query, value)
+    return results[0].copy_(exact[0]), results[1].copy_(exact[1])
+
+
+@torch.library.impl(f"{NAMESPACE}::sdpa_backward", "CPU", lib=_library)
+def _backward_cpu(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    bias: Optional,
+    sinks: Optional,
+    seq_len_q: Optional,
+    seq_len_kv: Optional,
+    scale: float,
+    bottom_right: bool,
+    left_bound: int | None,
+    right_bound: int | None,
+    deterministic: bool,
+    strict: bool,
+    want_dbias: bool,
+) -> tuple[torch.Tensor, ...]:
+    mask, _ = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
+    exact = reference.sdpa_backward(
+        query,
+        key,
+        value,
+        out,
+        grad_out,
+        lse,
+        scale=scale,
+        mask=mask,
+        seq_len_q=seq_len_q,
+        seq_len_kv=seq_len_kv,
+        bias=bias,
+        sink=sinks,
+    )
+    results = empty_gradients(query, key, value, bias, sinks, want_dbias)
+    for result, gradient in zip(results, (exact.dq, exact.dk, exact.dv, exact.dbias, exact.dsink), strict=True):
+        if gradient is not None and result.numel():
+            result.copy_(gradient)
+    return results
+
+
+@torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CUDA", lib=_library)
+def _forward_cuda(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Optional,
+    sinks: Optional,
+    seq_len_q: Optional,
+    seq_len_kv: Optional,
+    scale: float,
+    bottom_right: bool,
+    left_bound: int | None,
+    right_bound: int | None,
+    deterministic: bool,
+    strict: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask, lengths = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
+    return cuda.forward(query, key, value, bias, sinks, lengths, mask, scale, empty_results(query, value))
+
+
+@torch.library.impl(f"{NAMESPACE}::sdpa_backward", "CUDA", lib=_library)
+def _backward_cuda(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    bias: Optional,
+    sinks: Optional,
+    seq_len_q: Optional,
+    seq_len_kv: Optional,
+    scale: float,
+    bottom_right: bool,
+    left_bound: int | None,
+    right_bound: int | None,
+    deterministic: bool,
+    strict: bool,
+    want_dbias: bool,
+) -> tuple[torch.Tensor, ...]:
+    mask, lengths = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
+    tensors = (query, key, value, out, lse, grad_out)
+    return cuda.backward(*tensors, bias, sinks, lengths, mask, scale, deterministic, strict, want_dbias)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:_OPERANDS], *output)
+    ctx.options = inputs[_OPERANDS:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    query, key, value, bias, sinks, seq_len_q, seq_len_kv, out, lse = ctx.saved_tensors
+    optional = (bias, sinks, seq_len_q, seq_len_kv)
+    want_dbias = bias is not None and ctx.needs_input_grad[3]
+    dq, dk, dv, dbias, dsinks = sdpa_backward(
+        grad_out, query, key, value, out, lse, *optional, *ctx.options, want_dbias
+    )
+    rest = (dbias if want_dbias else None, None if sinks is None else dsinks, None, None)
+    return dq, dk, dv, *rest, *(None for _ in ctx.options)
+
+
+def _second_backward(ctx: Any, *gradients: Any) -> None:
+    raise NotImplementedError("attention has no second derivative here; take torch's math backend for it")
+
+
+torch.library.register_autograd(f"{NAMESPACE}::sdpa_forward", _backward, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd(f"{NAMESPACE}::sdpa_backward", _second_backward, lib=_library)
