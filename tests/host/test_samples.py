@@ -1,6 +1,7 @@
 """Each sample runs as it stands, at toy size and with no GPU; and the layer they share is what it claims to be."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -47,6 +48,34 @@ def test_wrapper():
     out = run(SAMPLES / "02_wrapper.py", "--seqlen", "64")
     assert "needs an SM12x GPU" in out
     assert out.count("off torch autograd by") == 3
+
+
+def test_train_tiny_lm(tmp_path):
+    files = ("--json", str(tmp_path / "losses.json"), "--plot", str(tmp_path / "curves.png"))
+    out = run(SAMPLES / "03_train_tiny_lm.py", *files, "--steps", "20")
+    record = json.loads((tmp_path / "losses.json").read_text())
+    for seed in ("0", "1"):
+        theirs, ours = (record["curves"][name][seed] for name in ("torch", "ours"))
+        assert len(ours) == 20
+        assert ours == pytest.approx(theirs, abs=2e-3), "on the CPU the two differ by rounding"
+        assert max(ours[-5:]) < min(ours[:5]), "it learns"
+    assert record["curves"]["ours"]["0"] != record["curves"]["ours"]["1"]
+    assert "\nwithin the 0." in out
+    if importlib.util.find_spec("matplotlib"):
+        first = (tmp_path / "curves.png").read_bytes()
+        assert first.startswith(b"\x89PNG")
+        (tmp_path / "curves.png").unlink()
+        run(SAMPLES / "03_train_tiny_lm.py", *files, "--replot", str(tmp_path / "losses.json"))
+        assert (tmp_path / "curves.png").read_bytes() == first
+
+
+def test_masks_and_sinks():
+    out = run(SAMPLES / "04_masks_and_sinks.py", "--seqlen", "96")
+    assert out.count(" dq ") == 6
+    assert re.search(r"sinks .*dsink \d", out)
+    assert re.search(r"bias .*dbias \d", out)
+    assert out.endswith("all within 1.2e-02\n")
+    assert "NOT" not in out
 
 
 def test_the_demo_command_finds_the_sample():
