@@ -1,5 +1,5 @@
-# Two commands do everything on a machine that has only python3 (3.10 to 3.13): `make demo` and `make test`.
-# Both build .venv first; stamp files keep later runs quick.
+# `make demo`, `make test`, `make docs` and `make wheel` do everything on a machine that has only python3 (3.10 to 3.13).
+# They build .venv first; stamp files keep later runs quick.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,12 +11,14 @@ STAMP  := $(VENV)/.stamps
 FRONTENDS_BESIDE := 1.30.0 1.31.0
 FRONTEND_STAMPS  := $(FRONTENDS_BESIDE:%=$(STAMP)/frontend-%)
 
-.PHONY: demo test lint format planning host fuzz verification clean help
+.PHONY: demo test lint format planning host docs wheel fuzz verification clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one attention layer on real text through cudnn.pygraph and this engine"
 	@echo "make test    lint, types, host tests, planning against every supported cudnn-frontend, samples"
+	@echo "make docs    the documentation, strictly, into .site/"
+	@echo "make wheel   build the wheel, install it into an empty environment, run its samples"
 	@echo "make lint    ruff and mypy only        make format   let ruff rewrite"
 	@echo "make fuzz    N random graphs on a GPU against the oracle (N=2000)"
 	@echo "make verification    all GPU tests, sanitizers and the fuzzer; writes docs/verification.md"
@@ -49,6 +51,12 @@ planning: $(STAMP)/installed $(FRONTEND_STAMPS)
 host: $(STAMP)/installed
 	$(BIN)/python -m pytest -q tests
 
+docs: $(STAMP)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: $(STAMP)/installed
+	$(BIN)/python -m tests.wheel
+
 N ?= 2000
 fuzz: $(STAMP)/installed
 	$(BIN)/python -m tests.gpu.fuzz $(N)
@@ -69,7 +77,11 @@ $(STAMP)/torch: $(STAMP)/venv constraints.txt
 	touch $@
 
 $(STAMP)/installed: $(STAMP)/torch pyproject.toml constraints.txt cudnn_frost_sm120.pth
-	$(PIP) -c constraints.txt -e '.[test]'
+	$(PIP) -c constraints.txt -e '.[test,plots]'
+	touch $@
+
+$(STAMP)/docs: $(STAMP)/installed
+	$(PIP) -c constraints.txt -e '.[docs]'
 	touch $@
 
 $(STAMP)/frontend-%: $(STAMP)/venv

@@ -13,12 +13,16 @@ import torch
 
 from cudnn_frost_sm120 import demo, reference
 from cudnn_frost_sm120.facts import MaskFacts
+from tests.samples import TOY
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "samples"
 
 
-def run(path: Path, *arguments: str) -> str:
+def run(name: str, *arguments: str) -> str:
+    """What a sample prints at toy size."""
+    path = SAMPLES / name
+    arguments = (*TOY.get(name, ()), *arguments)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(path), *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,7 +39,7 @@ def layer(**sizes):
 
 @pytest.mark.compile
 def test_graph_api():
-    out = run(SAMPLES / "01_graph_api.py", "--seqlen", "128", "--heads", "2")
+    out = run("01_graph_api.py")
     assert "[0] frost_sm120_sdpa_bwd[" in out
     assert "sdpa_bwd_sm120: requires" in out, "the report says why the other engines are not there"
     assert re.search(r"main +\d+ +[\d,]+ +0\n", out), "registers, shared memory and no stack of the main kernel"
@@ -45,14 +49,14 @@ def test_graph_api():
 
 
 def test_wrapper():
-    out = run(SAMPLES / "02_wrapper.py", "--seqlen", "64")
+    out = run("02_wrapper.py")
     assert "needs an SM12x GPU" in out
     assert out.count("off torch autograd by") == 3
 
 
 def test_train_tiny_lm(tmp_path):
     files = ("--json", str(tmp_path / "losses.json"), "--plot", str(tmp_path / "curves.png"))
-    out = run(SAMPLES / "03_train_tiny_lm.py", *files, "--steps", "20")
+    out = run("03_train_tiny_lm.py", *files, "--steps", "20")
     record = json.loads((tmp_path / "losses.json").read_text())
     for seed in ("0", "1"):
         theirs, ours = (record["curves"][name][seed] for name in ("torch", "ours"))
@@ -65,17 +69,22 @@ def test_train_tiny_lm(tmp_path):
         first = (tmp_path / "curves.png").read_bytes()
         assert first.startswith(b"\x89PNG")
         (tmp_path / "curves.png").unlink()
-        run(SAMPLES / "03_train_tiny_lm.py", *files, "--replot", str(tmp_path / "losses.json"))
+        run("03_train_tiny_lm.py", *files, "--replot", str(tmp_path / "losses.json"))
         assert (tmp_path / "curves.png").read_bytes() == first
 
 
 def test_masks_and_sinks():
-    out = run(SAMPLES / "04_masks_and_sinks.py", "--seqlen", "96")
+    out = run("04_masks_and_sinks.py")
     assert out.count(" dq ") == 6
     assert re.search(r"sinks .*dsink \d", out)
     assert re.search(r"bias .*dbias \d", out)
     assert out.endswith("all within 1.2e-02\n")
     assert "NOT" not in out
+
+
+def test_every_sample_is_run():
+    tests = Path(__file__).read_text()
+    assert [sample.name for sample in SAMPLES.glob("[0-9]*.py") if f'run("{sample.name}"' not in tests] == []
 
 
 def test_the_demo_command_finds_the_sample():
