@@ -58,6 +58,8 @@ def sdpa_bwd_wrapper_dsl_sm120(
     seq_kv_lens: torch.Tensor | None = None,
     sink_token: torch.Tensor | None = None,
     bias_tensor: torch.Tensor | None = None,
+    *,
+    want_dbias: bool = True,
 ) -> NamedResults:
     """The gradients of attention: ``dq_tensor, dk_tensor, dv_tensor`` [, ``dbias_tensor``] [, ``dsink_tensor``].
 
@@ -69,8 +71,8 @@ def sdpa_bwd_wrapper_dsl_sm120(
     the bottom right one with causal_bottom_right. window_size_left=W keeps that many keys before the diagonal as well
     as the one on it; window_size_right=R that many after it, and widens a causal mask. scale_softmax defaults to
     1/sqrt(D). seq_kv_lens and seq_q_lens are B int32 lengths; seq_q_lens may be left out. sink_token (1, Hq, 1, 1),
-    fp32, gives dsink_tensor; bias_tensor (B, Hq, Sq, Sk), any of them 1, gives dbias_tensor, in fp32. Gradients have
-    the layouts of what they belong to, without gaps.
+    fp32, gives dsink_tensor; bias_tensor (B, Hq, Sq, Sk), any of them 1, gives dbias_tensor, in fp32, but for
+    want_dbias=False. Gradients have the layouts of what they belong to, without gaps.
 
     Raises NotImplementedError where no plan serves the problem, and ValueError for arguments that make no sense, each
     in one sentence, before anything runs.
@@ -102,7 +104,7 @@ def sdpa_bwd_wrapper_dsl_sm120(
         "seq_len_q": seq_q_lens,
         "seq_len_kv": seq_kv_lens,
         "bias": bias_tensor,
-        "dbias": None if bias_tensor is None else torch.empty_like(bias_tensor, dtype=torch.float32),
+        "dbias": torch.empty_like(bias_tensor, dtype=torch.float32) if bias_tensor is not None and want_dbias else None,
         "sink": sink_token,
         "dsink": None if sink_token is None else torch.empty_like(sink_token),
     }

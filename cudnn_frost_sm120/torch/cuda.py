@@ -121,6 +121,7 @@ def backward(
         "seq_kv_lens": None if lengths is None else lengths[1],
         "sink_token": None if sinks is None else sinks.view(1, -1, 1, 1),
         "bias_tensor": bias,
+        "want_dbias": want_dbias,
     }
     try:
         results = sdpa_bwd_wrapper_dsl_sm120(**tensors, **options)

@@ -18,7 +18,8 @@ ROUNDS, STEPS = 15, 100
 
 def main() -> None:
     q, k, v = (
-        torch.randn(1, 256, 2, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)
+        torch.randn(1, 256, 2, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for _ in range(3)
     )
     grad_out = torch.randn(1, 256, 2, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
 

@@ -301,6 +301,19 @@ def test_expanded_gradient(caplog):
         attend(operands(), is_causal=True).sum().backward()
 
 
+def test_a_constant_bias_has_no_gradient():
+    """A bias that wants no gradient: the other gradients as with one, and no dBias kernel"""
+    results = []
+    for wanted in (True, False):
+        tensors = operands()
+        tensors["bias"].requires_grad_(wanted)
+        out = attend(tensors, attn_bias=tensors["bias"])
+        leaves = [tensors[n] for n in ("q", "k", "v")]
+        results.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    for got, expected in zip(*results, strict=True):
+        assert reference.relative_error(got, expected.double()) <= 6e-3
+
+
 def test_rows_that_keep_nothing():
     """Rows that a bool mask empties: zeros in the output and in dQ, finite gradients elsewhere"""
     tensors = operands(sk=SQ)

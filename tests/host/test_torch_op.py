@@ -1,5 +1,6 @@
 """The operators and scaled_dot_product_attention on CPU tensors, where the fp64 reference serves them."""
 
+import inspect
 import logging
 import math
 
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_frost_sm120.torch as ours
 from cudnn_frost_sm120 import reference
+from cudnn_frost_sm120 import sdpa_bwd_wrapper_dsl_sm120 as wrapper_function
 from cudnn_frost_sm120.facts import MaskFacts
 from cudnn_frost_sm120.torch import admits, cuda, cudnn_forward, notices, ops, plain
 
@@ -466,6 +468,8 @@ def test_backward_hands_on_what_the_wrapper_calls_things(monkeypatch):
     last = calls[-1]
     assert (last["is_causal"], last["window_size_left"], last["window_size_right"]) == (True, 3, 2)
     assert (last["deterministic"], last["scale_softmax"], last["sink_token"].shape) == (True, 0.5, (1, HQ, 1, 1))
+    assert last["want_dbias"] is False
+    assert last.keys() <= set(inspect.signature(wrapper_function).parameters)
     with pytest.raises(NotImplementedError, match="broadcast"):
         cuda.backward(q, q, q, q, q[..., :1], expanded, *more, True, False)
 
