@@ -192,7 +192,7 @@ class _Forward(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[Any, ...]:
         query, key, value, bias, sinks, seq_len_q, seq_len_kv, out, lse = ctx.saved_tensors
         optional = (bias, sinks, seq_len_q, seq_len_kv)
         want_dbias = bias is not None and ctx.needs_input_grad[3]
@@ -212,7 +212,7 @@ class _Backward(torch.autograd.Function):
             return sdpa_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> None:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Any) -> None:
         raise NotImplementedError("attention has no second derivative here; torch's math backend has one")
 
 
