@@ -420,6 +420,7 @@ def test_the_forward_graph_is_well_formed(name):
     assert node.params.get("diagonal_band_left_bound") == mask.left_bound
     assert node.params.get("diagonal_band_right_bound") == mask.right_bound
     assert tuple(node.outputs["Stats"].dim) == (B, HQ, SK, 1)
+    graph.validate()
 
 
 def test_which_forward_runs(monkeypatch):

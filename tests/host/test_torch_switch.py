@@ -62,6 +62,16 @@ def test_back_even_after_an_error_and_nested(calls):
     assert F.scaled_dot_product_attention is TORCH
 
 
+def test_a_switched_model_compiles_without_a_graph_break(calls):
+    model, x = block()
+    expected = gradients(model, x)
+    torch.compiler.reset()
+    with ours.replace_torch_sdpa(strict=True):
+        got = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[f"_orig_mod.{name}"], gradient, rtol=1e-4, atol=1e-5)
+
+
 def test_as_a_decorator(calls):
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
 
