@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from cudnn_frost_sm120.facts import MaskFacts
-from cudnn_frost_sm120.target import DS_BUDGET_ENV
 from cudnn_frost_sm120.workspace import ds_region_bytes
 
 from .cases import CAUSAL, CAUSAL_BOTTOM_RIGHT, FULL, MIXED, Case, each, facts_of, unserved
@@ -116,7 +115,6 @@ def test_deterministic_with_everything(check, case):
 def test_dS_in_parts(judge, monkeypatch, case, heads):
     """dS stored for a few heads at a time, the parts not all of one size"""
     from cudnn_frost_sm120.knobs import ReductionMode
-    from cudnn_frost_sm120.workspace import ds_region_bytes
 
     from . import harness
 
@@ -141,21 +139,6 @@ def test_dS_in_parts(judge, monkeypatch, case, heads):
 def test_deterministic_with_more_tiles_than_sms(check, case):
     """Deterministic plans whose CTAs cannot all be resident at once"""
     check(case)
-
-
-@each(
-    [
-        Case(64, batch=2, heads_q=5, seqlen_q=190, seqlen_k=270),
-        Case(128, batch=2, heads_q=12, heads_k=4, seqlen_q=190, seqlen_k=270, mask=CAUSAL),
-        Case(192, 128, batch=3, heads_q=3, seqlen_q=190, seqlen_k=270, mask=MaskFacts(left_bound=64, right_bound=0)),
-        padded(SOME, (256,), mask=CAUSAL_BOTTOM_RIGHT, sink=True, layouts=MIXED, **GROUPED),
-    ]
-)
-def test_dS_in_parts(check, monkeypatch, case):
-    """Plans that store dS in a workspace for a few heads only, one part of the heads after the other"""
-    for heads in (1, 4):
-        monkeypatch.setenv(DS_BUDGET_ENV, str(heads * ds_region_bytes(facts_of(case), 1)))
-        check(case)
 
 
 @pytest.mark.parametrize("via", ["launcher", "graph"])
