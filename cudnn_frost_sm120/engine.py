@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cudnn import behavior_note
-from cudnn.engines.base import BaseEngine, CompiledPlan, PlanConfig, decline_types
+from cudnn.engines.base import BaseEngine, CompiledPlan, PlanConfig, VariantPack, decline_types
 from cudnn.engines.manifest import engines_for
 
+from . import driver
 from . import target as targets
 from .admission import decline_reason
+from .executable import Executable
 from .facts import BwdFacts, facts_from_graph
 from .heuristics import ranked_knobs
 from .knobs import BwdKnobs
+from .overrides import in_graph_order, with_shapes
 from .register import ENGINE_NAME
 from .target import Target
 
@@ -24,9 +27,8 @@ if TYPE_CHECKING:
     from .plan import BwdPlan
 
 _COMPILER_PACKAGES = ("cutlass", "tvm_ffi")
-_CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
-_UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
-_DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
+_OVERRIDES_KEPT = 4096  # shapes per plan; one is a few kilobytes, and all share the kernels
+_NO_OVERRIDES = "cudnn-frontend tells engines of execute-time shape overrides from 1.31 on; plan a graph of that shape"
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,18 @@ def analyze(graph: Any) -> Request:
         target = targets.resolve(graph)
     except NotImplementedError as error:
         return Request(facts, None, str(error))
-    return Request(facts, target, _missing_package() or decline_reason(facts, target))
+    return Request(facts, target, _missing_package() or _unseen_overrides(facts) or decline_reason(facts, target))
 
 
 def _missing_package() -> str | None:
     """Why no kernel can be compiled here, said before a plan is listed rather than when it is built."""
     missing = [name for name in _COMPILER_PACKAGES if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} cannot be imported here, and compiling kernels needs it" if missing else None
+
+
+def _unseen_overrides(facts: BwdFacts) -> str | None:
+    """Why a graph that is to be executed with other shapes is not served with this cudnn-frontend."""
+    return _NO_OVERRIDES if facts.shape_overrides and not hasattr(VariantPack, "overridden") else None
 
 
 class Sm120BwdEngine(BaseEngine):
@@ -139,108 +146,87 @@ class Sm120BwdPlan(CompiledPlan):
 
     def __init__(self, plan: BwdPlan, launcher: Launcher) -> None:
         self.plan = plan
+        self._declared = Executable(plan, launcher)
+        self._overridden: dict[Any, Executable] = {}
         self._launcher = launcher
-        facts = plan.facts
-        inputs, outputs = list(facts.inputs()), list(facts.outputs())
-        self._tensors = [*inputs, *outputs]
-        self._needs = [(t.name, t.required_bytes, _DLPACK_DTYPE[t.dtype], t.by_value) for t in self._tensors]
-        self._input_count = len(inputs)
-        self._slots: tuple[Any, list[int]] = ((), [])
         self._served_devices: set[int] = set()
 
     def get_workspace_size(self) -> int:
         return self.plan.workspace_bytes
 
+    def get_workspace_size_for_shapes(self, uids: Any, shapes: Any) -> int:
+        """Workspace bytes for an execute with these shapes, in the graph's order of axes, for the tensors of these
+        uids. Raises ValueError where the plan cannot serve them."""
+        name_of = {tensor.uid: tensor.name for tensor in self._declared.tensors}
+        try:
+            named = {name_of[uid]: tuple(shape) for uid, shape in zip(uids, shapes, strict=True) if uid in name_of}
+            return self._replanned(with_shapes(self.plan.facts, named)).workspace_bytes
+        except ValueError as error:
+            raise ValueError(f"{ENGINE_NAME}: {error}") from None
+
     def execute(self, graph: Any, pack: Any, ctx: Any) -> None:
         """Enqueue the kernels. Raises ValueError, with every output untouched, for a buffer that is missing, too
         small, of another dtype or on another device, for one that is both read and written, for a workspace that is
-        missing or too small, and for execute-time overrides: the plan's geometry is the graph's."""
-        if pack is None:
-            raise ValueError(f"{ENGINE_NAME}: cudnn-frontend could not read the variant pack")
-        device = pack.device
-        self._check_device(device)
-        addresses = self._addresses(pack, device)
-        self._check_overrides(pack)
-        workspace = ctx.workspace
-        self._check_workspace_device(workspace, device)
-        # A bare address tells no size; some releases report that as None, others as 0.
-        size = None if type(workspace) is int else pack.workspace_bytes
-        stream = ctx.stream if ctx.stream is not None else _current_stream(device)
-        self._launcher.run(addresses, pack.workspace, size, stream)
+        missing or too small, and for overrides of shapes that would need other kernels than the plan's."""
+        try:
+            if pack is None:
+                raise ValueError("cudnn-frontend could not read the variant pack")
+            device = driver.current_device()
+            if device is None:
+                device = pack.device
+            if device != self.plan.target.device and device not in self._served_devices:
+                self._check_device(device)
+            stream = ctx.stream if ctx.stream is not None else _current_stream(device)
+            overridden = getattr(pack, "overridden", None)
+            executable = self._declared if overridden == () else self._executable_for(pack, overridden)
+            executable.run(pack, device, ctx.workspace, stream)
+        except ValueError as error:
+            raise ValueError(f"{ENGINE_NAME}: {error}") from None
 
-    def _addresses(self, pack: Any, device: int) -> dict[str, int]:
-        native, here = pack.native, (_CUDA, device)
-        addresses: dict[str, int] = {}
-        for slot, (name, needed, dtype, by_value) in zip(self._slots_of(pack), self._needs, strict=True):
-            address = native.pointer(slot)
-            if not address:  # nothing passed, or a null address
-                raise ValueError(f"{ENGINE_NAME}: no buffer was passed for {name}")
-            held = native.observed_bytes(slot)
-            if 0 <= held < needed:
-                raise ValueError(f"{ENGINE_NAME}: the buffer of {name} holds {held} bytes; the graph declares {needed}")
-            where = native.observed_device(slot)
-            if by_value:  # read by the host: an address that does not say where it points would be taken on trust
-                if where[0] != _CPU:
-                    raise ValueError(f"{ENGINE_NAME}: {name} is passed by value, and takes a buffer in host memory")
-            elif where != here and where not in (_UNKNOWN_DEVICE, (_CUDA_MANAGED, device)):
-                raise ValueError(f"{ENGINE_NAME}: the buffer of {name} is not on cuda:{device}, where this runs")
-            given = native.dtype(slot)
-            if given != dtype and given != _UNKNOWN_DTYPE:
-                raise ValueError(f"{ENGINE_NAME}: the buffer of {name} has another dtype than the graph declares")
-            addresses[name] = address
-        in_order = list(addresses.values())
-        read, written = set(in_order[: self._input_count]), set(in_order[self._input_count :])
-        if len(written) < len(in_order) - self._input_count or read & written:
-            raise ValueError(f"{ENGINE_NAME}: an output lies on another operand's buffer; each needs its own")
-        return addresses
+    def _executable_for(self, pack: Any, overridden: Any) -> Executable:
+        """The executable of the shapes that ``pack`` overrides; it is kept."""
+        if overridden is None:
+            _refuse_other_extents(pack, self._declared)
+            return self._declared
+        slots = dict(zip(self._declared.slots_of(pack), self._declared.tensors, strict=True))
+        given = {s: (*pack.native.shape(s), *pack.native.stride(s)) for s in overridden if s in slots}
+        key = tuple((slots[slot].name, geometry) for slot, geometry in sorted(given.items()))
+        executable = self._overridden.get(key)
+        if executable is None:
+            shapes, strides, batch = {}, {}, self.plan.facts.batch
+            for name, geometry in key:
+                tensor, rank = getattr(self.plan.facts, name), len(geometry) // 2
+                shapes[name], strides[name] = in_graph_order(tensor, batch, geometry[:rank], geometry[rank:])
+            plan = self._replanned(with_shapes(self.plan.facts, shapes, strides))
+            executable = Executable(plan, self._launcher.for_plan(plan))
+            while len(self._overridden) >= _OVERRIDES_KEPT:
+                self._overridden.pop(next(iter(self._overridden)), None)
+            self._overridden[key] = executable
+        return executable
 
-    def _slots_of(self, pack: Any) -> list[int]:
-        uids, slots = self._slots
-        if uids != pack.uids:
-            slots = []
-            for tensor in self._tensors:
-                if tensor.uid not in pack.index_of_uid:
-                    raise ValueError(f"{ENGINE_NAME}: no buffer was passed for {tensor.name}")
-                slots.append(pack.index_of_uid[tensor.uid])
-            self._slots = (pack.uids, slots)
-        return slots
+    def _replanned(self, facts: BwdFacts) -> BwdPlan:
+        """The plan's kernels on other shapes. Raises ValueError where they do not serve them."""
+        from .plan import make_plan
+
+        reason = decline_reason(facts, self.plan.target)
+        if reason is not None:
+            raise ValueError(f"the overridden shapes are not served: {reason}")
+        for any_shape in (True, False):  # kernels that test every bound, or those that cut at these shapes
+            plan = make_plan(replace(facts, shape_overrides=any_shape), self.plan.knobs, self.plan.target)
+            if plan.key == self.plan.key:
+                return plan
+        raise ValueError("the overridden shapes need other kernels than the plan's; plan a graph of those shapes")
 
     def _check_device(self, device: int) -> None:
         target = self.plan.target
-        if device == target.device or device in self._served_devices:
-            return
         if target.device is not None:  # kernels are loaded, and their limits set, per device
-            raise ValueError(
-                f"{ENGINE_NAME}: the plan was built for cuda:{target.device}, and this runs on cuda:{device}"
-            )
+            raise ValueError(f"the plan was built for cuda:{target.device}, and this runs on cuda:{device}")
         from cudnn._device import device_info
 
         major, minor = device_info(device).compute_capability
         if f"sm_{major}{minor}a" != target.arch:
-            raise ValueError(
-                f"{ENGINE_NAME}: the plan was compiled for {target.arch}, and cuda:{device} is SM{major}{minor}"
-            )
+            raise ValueError(f"the plan was compiled for {target.arch}, and cuda:{device} is SM{major}{minor}")
         self._served_devices.add(device)
-
-    def _check_overrides(self, pack: Any) -> None:
-        overridden = getattr(pack, "overridden", None)
-        if overridden is None:  # cudnn-frontend 1.30 does not say; an overridden slot has other extents
-            overridden = [
-                slot
-                for tensor, slot in zip(self._tensors, self._slots_of(pack), strict=True)
-                if not _same_extents(pack.native.shape(slot), tensor.dim)
-            ]
-        if overridden:
-            raise ValueError(
-                f"{ENGINE_NAME}: execute-time shape and stride overrides are not served; plan a graph of that shape"
-            )
-
-    @staticmethod
-    def _check_workspace_device(workspace: Any, device: int) -> None:
-        where = getattr(workspace, "device", None)
-        kind, index = getattr(where, "type", None), getattr(where, "index", None)
-        if kind is not None and (kind != "cuda" or index not in (None, device)):
-            raise ValueError(f"{ENGINE_NAME}: the workspace is on {where}, and this runs on cuda:{device}")
 
 
 def other_verdicts(graph: Any) -> dict[str, str]:
@@ -263,12 +249,18 @@ def other_verdicts(graph: Any) -> dict[str, str]:
     return verdicts
 
 
-def _same_extents(given: Any, declared: tuple[int, ...]) -> bool:
-    """Whether two shapes have the same extents, in any order: a caller's view may have its axes permuted."""
-    return sorted(e for e in given if e != 1) == sorted(e for e in declared if e != 1)
+def _refuse_other_extents(pack: Any, executable: Executable) -> None:
+    """cudnn-frontend 1.30 does not say which slots are overridden; they have other extents than the graph's."""
+    for tensor, slot in zip(executable.tensors, executable.slots_of(pack), strict=True):
+        given = pack.native.shape(slot)
+        if sorted(e for e in given if e != 1) != sorted(e for e in tensor.dim if e != 1):  # axes may be permuted
+            raise ValueError(_NO_OVERRIDES)
 
 
 def _current_stream(device: int) -> int:
     """The stream of a caller whose handle has none: torch's current one where torch is loaded, else the default."""
     torch = sys.modules.get("torch")
-    return torch.cuda.current_stream(device).cuda_stream if torch is not None else 0
+    if torch is None:
+        return 0
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # current_stream() takes microseconds for an object
+    return raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream

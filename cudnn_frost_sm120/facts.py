@@ -153,9 +153,12 @@ class BwdFacts:
 
 
 def effective_bounds(facts: BwdFacts) -> tuple[int | None, int | None]:
-    """(left, right) bounds of the mask; None where the bound cannot cut anything at these lengths."""
-    reach = facts.seqlen_q + facts.seqlen_k
+    """(left, right) bounds of the mask; None where the bound cannot cut anything at these lengths, unless others may
+    follow."""
     left, right = facts.mask.left_bound, facts.mask.right_bound
+    if facts.shape_overrides:
+        return left, right
+    reach = facts.seqlen_q + facts.seqlen_k
     return (None if left is None or left >= reach else left, None if right is None or right >= reach else right)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from . import driver
 from .config.arch import TMA_ALIGNMENT
 from .facts import ITEMSIZE, TensorFacts
 from .kernels.operands import TENSORS, Band, Extents, Geometry, Scratch, pack_geometry
-from .plan import BwdPlan, effective_bounds
+from .plan import BwdPlan
+from .replay import Replay
 from .workspace import WORKSPACE_ALIGNMENT
 
 WORD_ALIGNMENT = 4
@@ -58,7 +61,8 @@ class Launcher:
             for name, present in plan.key.optional_operands.items()
         ]
         self._operands = (*required, *optional)  # (name, alignment in bytes, 0 for an absent operand)
-        left, right = effective_bounds(facts)
+        reach = facts.seqlen_q + facts.seqlen_k  # a bound from here on cuts nothing; sums of 32 bits hold it
+        left, right = (min(bound or 0, reach) for bound in (facts.mask.left_bound, facts.mask.right_bound))
         extents = (facts.batch, facts.heads_q, facts.heads_k, facts.seqlen_q, facts.seqlen_k)
         geometry = Geometry(
             [canonical_strides(getattr(facts, name)) for name in TENSORS],
@@ -66,7 +70,7 @@ class Launcher:
             broadcast_strides(facts.dbias),
             (0, 0) if facts.dbias is None else facts.dbias.dim[:2],
             Extents(*extents, facts.headdim_qk, facts.headdim_v, knobs.heads_per_cta),
-            Band(int(facts.mask.bottom_right), left or 0, right or 0),
+            Band(int(facts.mask.bottom_right), left, right),
             plan.head_group,
             plan.key_group,
             plan.slots_per_launch,
@@ -78,14 +82,28 @@ class Launcher:
         self._scale_by_value = scale is not None and scale.by_value
         self._block = host_block(geometry)
 
+    def for_plan(self, plan: BwdPlan) -> Launcher:
+        """A launcher of the same kernels for a plan of other shapes."""
+        return Launcher(plan, self._chain)
+
     def run(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None, stream: int) -> None:
-        """Enqueue the chain on `stream`.
+        """Enqueue the chain on `stream` once: `bind` and the call of what it gives."""
+        self._bound(addresses, workspace, workspace_bytes)(stream)
+
+    def bind(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None) -> Callable[[int], None]:
+        """What enqueues the chain on a stream, any number of times, on these addresses.
 
         `addresses`: device address of every tensor by port name. `workspace`: device address of at least the plan's
         `workspace_bytes`; `workspace_bytes` None means its size is not known. A scale tensor passed by value has
-        a host address, and is read here. Raises ValueError, before anything is launched, for a missing or misaligned
-        address, a workspace that is too small, or a host scale that is not finite.
+        a host address, and is read by each call. Raises ValueError, before anything is launched, for a missing or
+        misaligned address, a workspace that is too small, or (then in the call) a host scale that is not finite.
         """
+        enqueue = self._bound(addresses, workspace, workspace_bytes)
+        return enqueue if self._scale_by_value or not driver.available() else Replay(enqueue)
+
+    def _bound(
+        self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None
+    ) -> Callable[[int], None]:
         if not workspace:
             raise ValueError(f"this plan needs a workspace of {self._workspace_bytes} bytes, and none was passed")
         if workspace_bytes is not None and workspace_bytes < self._workspace_bytes:
@@ -103,7 +121,10 @@ class Launcher:
             if address % alignment:
                 raise ValueError(f"the buffer of {name} must be aligned to {alignment} bytes")
             operands.append(address)
-        block = self._block
         if self._scale_by_value:
-            block = host_block(self._geometry._replace(scale=read_host_scale(addresses.get("scale_tensor"))))
+            return partial(self._run_with_host_scale, addresses.get("scale_tensor"), operands, workspace)
+        return partial(self._chain, *operands, workspace, ctypes.addressof(self._block))
+
+    def _run_with_host_scale(self, scale: int | None, operands: list[int | None], workspace: int, stream: int) -> None:
+        block = host_block(self._geometry._replace(scale=read_host_scale(scale)))
         self._chain(*operands, workspace, ctypes.addressof(block), stream)

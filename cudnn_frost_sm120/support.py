@@ -133,9 +133,10 @@ FEATURES: tuple[Feature, ...] = (
         "shape_overrides",
         "is_override_shape_enabled (other shapes at execute)",
         lambda f: f.shape_overrides,
-        False,
+        True,
         "ignored",
         YES,
+        "batch and sequence lengths; from cudnn-frontend 1.31 on",
     ),
 )
 

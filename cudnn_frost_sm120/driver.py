@@ -1,0 +1,101 @@
+"""The few CUDA driver calls that the hot path makes itself, by ctypes: a call costs well under a microsecond.
+
+Each releases the GIL while it is in the driver. ``available()`` is False where there is no driver library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
+from functools import lru_cache
+from typing import Any
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: no call of this thread, or of another, spoils the capture
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """libcuda, or None."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.cuCtxGetDevice.argtypes = (c_void_p,)
+        library.cuGraphLaunch.argtypes = (c_void_p, c_void_p)
+        library.cuStreamIsCapturing.argtypes = (c_void_p, c_void_p)
+        return library
+    return None
+
+
+class _Answer(threading.local):
+    """A thread's own place for an int that the driver answers with."""
+
+    def __init__(self) -> None:
+        self.held = c_int()
+        self.address = ctypes.addressof(self.held)
+
+
+_ANSWER = _Answer()
+
+
+def available() -> bool:
+    return _library() is not None
+
+
+def current_device() -> int | None:
+    """Ordinal of the calling thread's context; None where there is no driver or no context."""
+    library = _library()
+    if library is None or library.cuCtxGetDevice(_ANSWER.address):
+        return None
+    return _ANSWER.held.value
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether work on ``stream`` is being captured into a CUDA graph now, or is refused because of a capture."""
+    return bool(_library().cuStreamIsCapturing(stream, _ANSWER.address) or _ANSWER.held.value)
+
+
+def launch_graph(executable: int, stream: int) -> None:
+    """Enqueue an executable graph. One thread at a time may launch the same one."""
+    _check(_library().cuGraphLaunch(executable, stream), "cuGraphLaunch")
+
+
+def destroy_graph(executable: int) -> None:
+    """Free an executable graph; a launch of it that is under way runs to its end."""
+    _library().cuGraphExecDestroy(c_void_p(executable))
+
+
+def record_graph(enqueue: Callable[[int], None]) -> int:
+    """The executable graph of what ``enqueue(stream)`` launches, captured on a stream of its own; nothing runs.
+
+    Raises RuntimeError where the driver does not do it. A capture that another thread has under way is not disturbed.
+    """
+    library = _library()
+    mode, stream, graph, executable = c_int(_RELAXED), c_void_p(), c_void_p(), c_void_p()
+    _check(library.cuThreadExchangeStreamCaptureMode(byref(mode)), "cuThreadExchangeStreamCaptureMode")
+    try:
+        _check(library.cuStreamCreate(byref(stream), c_uint(_NON_BLOCKING)), "cuStreamCreate")
+        try:
+            _check(library.cuStreamBeginCapture_v2(stream, c_int(_RELAXED)), "cuStreamBeginCapture")
+            try:
+                enqueue(stream.value or 0)
+            finally:
+                status = library.cuStreamEndCapture(stream, byref(graph))
+            _check(status, "cuStreamEndCapture")
+            status = library.cuGraphInstantiateWithFlags(byref(executable), graph, c_ulonglong(0))
+            library.cuGraphDestroy(graph)
+            _check(status, "cuGraphInstantiate")
+        finally:
+            library.cuStreamDestroy_v2(stream)
+    finally:
+        library.cuThreadExchangeStreamCaptureMode(byref(mode))
+    return executable.value or 0
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise RuntimeError(f"{what}: CUDA driver error {status}")
