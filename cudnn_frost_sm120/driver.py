@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -66,18 +67,18 @@ def launch_graph(executable: int, stream: int) -> None:
 
 def destroy_graph(executable: int) -> None:
     """Free an executable graph; a launch of it that is under way runs to its end."""
-    _library().cuGraphExecDestroy(c_void_p(executable))
+    with _captures_undisturbed():
+        _library().cuGraphExecDestroy(c_void_p(executable))
 
 
 def record_graph(enqueue: Callable[[int], None]) -> int:
     """The executable graph of what ``enqueue(stream)`` launches, captured on a stream of its own; nothing runs.
 
-    Raises RuntimeError where the driver does not do it. A capture that another thread has under way is not disturbed.
+    Raises RuntimeError where the driver does not do it.
     """
     library = _library()
-    mode, stream, graph, executable = c_int(_RELAXED), c_void_p(), c_void_p(), c_void_p()
-    _check(library.cuThreadExchangeStreamCaptureMode(byref(mode)), "cuThreadExchangeStreamCaptureMode")
-    try:
+    stream, graph, executable = c_void_p(), c_void_p(), c_void_p()
+    with _captures_undisturbed():
         _check(library.cuStreamCreate(byref(stream), c_uint(_NON_BLOCKING)), "cuStreamCreate")
         try:
             _check(library.cuStreamBeginCapture_v2(stream, c_int(_RELAXED)), "cuStreamBeginCapture")
@@ -91,9 +92,19 @@ def record_graph(enqueue: Callable[[int], None]) -> int:
             _check(status, "cuGraphInstantiate")
         finally:
             library.cuStreamDestroy_v2(stream)
-    finally:
-        library.cuThreadExchangeStreamCaptureMode(byref(mode))
     return executable.value or 0
+
+
+@contextmanager
+def _captures_undisturbed() -> Iterator[None]:
+    """What this thread calls in the block does not spoil a capture that another thread has under way."""
+    mode = c_int(_RELAXED)
+    exchange = _library().cuThreadExchangeStreamCaptureMode
+    _check(exchange(byref(mode)), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        exchange(byref(mode))
 
 
 def _check(status: int, what: str) -> None:

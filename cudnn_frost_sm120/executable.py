@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .launch import Launcher
+from .launch import BOUND_LAUNCHES, Launcher
 from .plan import BwdPlan
 
 _CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
 _UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
 _DLPACK_DTYPE = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "int32": (0, 32)}  # (type code, bits)
-_REMEMBERED = 256  # sets of buffers; the first to come is the first to be forgotten
 
 _Launch = Callable[[int], None]
 
@@ -50,7 +49,7 @@ class Executable:
         accepted = self._accepted.get(addresses)
         if accepted is None or accepted[0] != observed:
             accepted = observed, self._accept(native, slots, addresses, pack, device, workspace)
-            while len(self._accepted) >= _REMEMBERED:
+            while len(self._accepted) >= BOUND_LAUNCHES:
                 self._accepted.pop(next(iter(self._accepted)), None)
             self._accepted[addresses] = accepted
         accepted[1](stream)

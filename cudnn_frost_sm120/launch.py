@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 from . import driver
 from .config.arch import TMA_ALIGNMENT
@@ -16,6 +16,8 @@ from .replay import Replay
 from .workspace import WORKSPACE_ALIGNMENT
 
 WORD_ALIGNMENT = 4
+BOUND_LAUNCHES = 256
+"""Sets of addresses that a plan remembers."""
 
 
 def canonical_strides(tensor: TensorFacts) -> tuple[int, int, int]:
@@ -81,14 +83,19 @@ class Launcher:
         self._geometry = geometry
         self._scale_by_value = scale is not None and scale.by_value
         self._block = host_block(geometry)
+        # By value, the scale may change from call to call; with no device there is nothing to record on.
+        self._recordable = not self._scale_by_value and plan.target.device is not None
+        self._remembered = lru_cache(maxsize=BOUND_LAUNCHES)(
+            lambda items, *workspace: self.bind(dict(items), *workspace)
+        )
 
     def for_plan(self, plan: BwdPlan) -> Launcher:
         """A launcher of the same kernels for a plan of other shapes."""
         return Launcher(plan, self._chain)
 
     def run(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None, stream: int) -> None:
-        """Enqueue the chain on `stream` once: `bind` and the call of what it gives."""
-        self._bound(addresses, workspace, workspace_bytes)(stream)
+        """Enqueue the chain on `stream`; what `bind` gives for these addresses is remembered."""
+        self._remembered(tuple(addresses.items()), workspace, workspace_bytes)(stream)
 
     def bind(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None) -> Callable[[int], None]:
         """What enqueues the chain on a stream, any number of times, on these addresses.
@@ -98,12 +105,11 @@ class Launcher:
         a host address, and is read by each call. Raises ValueError, before anything is launched, for a missing or
         misaligned address, a workspace that is too small, or (then in the call) a host scale that is not finite.
         """
-        enqueue = self._bound(addresses, workspace, workspace_bytes)
-        return enqueue if self._scale_by_value or not driver.available() else Replay(enqueue)
+        enqueue = self.plain(addresses, workspace, workspace_bytes)
+        return Replay(enqueue) if self._recordable and driver.available() else enqueue
 
-    def _bound(
-        self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None
-    ) -> Callable[[int], None]:
+    def plain(self, addresses: Mapping[str, int], workspace: int, workspace_bytes: int | None) -> Callable[[int], None]:
+        """As `bind`, with an ordinary launch of every kernel in each call."""
         if not workspace:
             raise ValueError(f"this plan needs a workspace of {self._workspace_bytes} bytes, and none was passed")
         if workspace_bytes is not None and workspace_bytes < self._workspace_bytes:

@@ -1,16 +1,16 @@
 """Execute-time overrides: the facts of a graph with the shapes that one call gives its tensors.
 
-cudnn-frontend hands an override over in the order of axes of the caller's buffer, not of the graph. What it is of the
-graph's tensor is told from the extents that cannot change (heads, head dims, broadcast dims) and from the order of the
-strides, which is that of the graph's tensor, or row-major where the caller passed no strides. Where that leaves two
-readings the call is refused.
+cudnn-frontend hands an override over in the order of axes of the caller's buffer, not of the graph. Which axis is which
+is told from the extents that cannot change (heads, head dims, broadcast dims), from the order of the strides, which is
+that of the graph's tensor, or row-major where the caller passed no strides, and from a batch that stays. Where that
+leaves two readings the call is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 from .facts import BwdFacts, TensorFacts
 
@@ -50,29 +50,37 @@ def in_graph_order(tensor: TensorFacts, batch: int, shape: Extents, stride: Exte
     """
     if len(shape) != len(tensor.dim) or len(stride) != len(shape):
         raise ValueError(f"the override of {tensor.name} has {len(shape)} dims, and the graph's has {len(tensor.dim)}")
-    readings = set(_readings(tensor, shape, stride))
-    same_batch = {reading for reading in readings if reading[0][0] in (batch, tensor.dim[0])}
-    if len(same_batch or readings) == 1:
-        return next(iter(same_batch or readings))
-    wrong = "changes its heads or head dim, or the order of its axes" if not readings else "reads in more than one way"
+    axes = range(len(tensor.dim))
+    orders = {tuple(sorted(axes, key=lambda axis: -tensor.stride[axis])), tuple(axes)}
+    pairs = list(zip(stride, shape, strict=True))
+    stepped = [pair for pair in pairs if pair[1] != 1]
+    # The stride of a size-1 dim has a place in the order too, unless the caller gave it any value.
+    usual = set(_readings(tensor, pairs, orders)) or set(_readings(tensor, stepped, orders))
+    same_batch = {reading for reading in _readings(tensor, stepped, permutations(axes)) if reading[0][0] == batch}
+    likely = (usual & same_batch) or (same_batch if not usual else usual)
+    if len(likely) == 1 and (likely <= same_batch or not same_batch):
+        return next(iter(likely))
+    wrong = "reads in more than one way" if usual or same_batch else "changes its heads or head dim"
     raise ValueError(
         f"the override of {tensor.name}, with extents {tuple(shape)} and strides {tuple(stride)}, {wrong}; "
         "batch and sequence lengths can change, with strides in the graph's order"
     )
 
 
-def _readings(tensor: TensorFacts, shape: Extents, stride: Extents) -> Iterator[tuple[Extents, Extents]]:
-    """Ways to give the extents above 1, from the largest stride down, to axes in one of the two orders."""
+def _readings(
+    tensor: TensorFacts, pairs: list[tuple[int, int]], orders: Iterable[Extents]
+) -> Iterator[tuple[Extents, Extents]]:
+    """Ways to give (stride, extent) pairs, from the largest stride down, to axes in one of the orders."""
     fixed = {axis: tensor.dim[axis] for axis in _fixed_axes(tensor)}
-    stepped = sorted(((s, n) for n, s in zip(shape, stride, strict=True) if n != 1), reverse=True)
-    axes = range(len(tensor.dim))
-    declared = tuple(sorted(axes, key=lambda axis: -tensor.stride[axis]))
-    for order in {declared, tuple(axes)}:
-        for chosen in combinations(order, len(stepped)):
+    ordered = sorted(pairs, reverse=True)
+    for order in orders:
+        for chosen in combinations(order, len(ordered)):
             dim, steps = [1] * len(order), list(tensor.stride)
-            for axis, (step, extent) in zip(chosen, stepped, strict=True):
-                dim[axis], steps[axis] = extent, step
-            if all(dim[axis] == extent for axis, extent in fixed.items()):
+            for axis, (step, extent) in zip(chosen, ordered, strict=True):
+                dim[axis] = extent
+                steps[axis] = step if extent > 1 else tensor.stride[axis]
+            innermost = dim[-1] == 1 or steps[-1] == tensor.stride[-1]  # admission wants 1 of the io tensors
+            if innermost and all(dim[axis] == extent for axis, extent in fixed.items()):
                 yield tuple(dim), tuple(steps)
 
 

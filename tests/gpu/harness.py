@@ -254,8 +254,9 @@ def run_launcher(problem: Problem) -> Iterator[dict[str, torch.Tensor]]:
         yield launch_once(problem, knobs)
 
 
-def declare_graph(facts: BwdFacts, **more):
-    """(graph, uid by port name) of a cudnn.pygraph with these facts, not yet validated; `more` goes to the node."""
+def declare_graph(facts: BwdFacts, options: Mapping[str, object] | None = None, **more):
+    """(graph, uid by port name) of a cudnn.pygraph with these facts, not yet validated; `options` goes to the graph,
+    `more` to the node."""
     import cudnn
 
     register()
@@ -265,6 +266,7 @@ def declare_graph(facts: BwdFacts, **more):
         io_data_type=kinds[facts.dtype],
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
+        **(options or {}),
     )
 
     def declare(record: TensorFacts):

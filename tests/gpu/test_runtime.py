@@ -1,14 +1,16 @@
 """Streams, threads, CUDA graphs, and what a caller may get wrong."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from cudnn_frost_sm120.compile import compile_count
 from cudnn_frost_sm120.launch import Launcher
 
 from . import harness
-from .cases import CAUSAL, Case, each
+from .cases import CAUSAL, Case, each, facts_of
 
 PADDED = {"batch": 2, "len_q": (200, 30), "len_k": (140, 200)}
 
@@ -112,6 +114,155 @@ def test_four_threads(judge):
     assert not failures, failures
     for problem in problems:
         judge(problem, problem.outputs)
+
+
+def test_eight_threads_on_one_graph(judge):
+    """One built graph, eight threads, each with its own buffers, workspace and stream, 50 executes each"""
+    problems = []
+    for seed in range(8):
+        problems.append(harness.Problem(Case(64, mask=CAUSAL)))
+        problems[-1].refill(seed)
+    graph, uids = harness.declare_graph(problems[0].facts)
+    harness.select_ours(graph)
+    nbytes = graph.get_workspace_size()
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(problems))
+
+    def work(problem):
+        try:
+            workspace = harness.Workspace.create(nbytes, "cuda")
+            buffers = {uid: problem.tensors[name] for name, uid in uids.items()}
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.default_stream())
+            start.wait()
+            with torch.cuda.stream(stream):
+                for _ in range(50):
+                    problem.wipe_outputs()
+                    graph.execute(buffers, workspace.view)
+            stream.synchronize()
+            assert workspace.intact
+        except BaseException as error:
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(problem,)) for problem in problems]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    for problem in problems:
+        judge(problem, problem.outputs)
+
+
+@each([Case(64, mask=CAUSAL), Case(64, mask=CAUSAL, deterministic=True), Case(64, **PADDED)])
+def test_launches_that_come_again(judge, case):
+    """The second launch on the same buffers is recorded; it and those after it work on the contents of their time"""
+    problem = harness.Problem(case)
+    graph, buffers = harness.build_graph(problem)
+    harness.select_ours(graph)
+    workspace = harness.Workspace.create(graph.get_workspace_size(), "cuda")
+    side = torch.cuda.Stream()
+    for seed in range(5):
+        problem.refill(seed)
+        workspace.view.fill_(0xFF)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side if seed % 2 else torch.cuda.current_stream()):
+            graph.execute(buffers, workspace.view)
+        torch.cuda.synchronize()
+        judge(problem, problem.outputs)
+    assert workspace.intact
+
+
+def test_capture_of_launches_that_were_recorded(judge):
+    """A capture after the launches on these buffers were recorded holds the kernels, and replays with new contents"""
+    problem = harness.Problem(Case(64, mask=CAUSAL))
+    graph, buffers = harness.build_graph(problem)
+    harness.select_ours(graph)
+    workspace = harness.Workspace.create(graph.get_workspace_size(), "cuda")
+    for _ in range(3):
+        graph.execute(buffers, workspace.view)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        graph.execute(buffers, workspace.view)
+    del graph  # and outlives the plan's own recording
+    for seed in (11, 12):
+        problem.refill(seed)
+        captured.replay()
+        torch.cuda.synchronize()
+        judge(problem, problem.outputs)
+
+
+def test_recording_while_another_thread_captures(judge):
+    """A capture that is under way in another thread neither fails nor gains nodes when launches are recorded here"""
+    problem, other = harness.Problem(Case(64, mask=CAUSAL)), harness.Problem(Case(64, seqlen_q=333))
+    graph, buffers = harness.build_graph(problem)
+    harness.select_ours(graph)
+    workspace = harness.Workspace.create(graph.get_workspace_size(), "cuda")
+    _, _, run = harness.make_launch(other)
+    run()
+    graph.execute(buffers, workspace.view)
+    torch.cuda.synchronize()
+    started, done = threading.Event(), threading.Event()
+    captured = torch.cuda.CUDAGraph()
+    failures: list[BaseException] = []
+
+    def capture():
+        try:
+            with torch.cuda.graph(captured, capture_error_mode="global"):
+                started.set()
+                assert done.wait(60)
+                run()
+        except BaseException as error:
+            failures.append(error)
+            started.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert started.wait(60)
+    stream = torch.cuda.Stream()
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                graph.execute(buffers, workspace.view)
+    finally:
+        done.set()
+        thread.join()
+    assert not failures, failures
+    torch.cuda.synchronize()
+    judge(problem, problem.outputs)
+    other.refill(3)
+    captured.replay()
+    torch.cuda.synchronize()
+    judge(other, other.outputs)
+
+
+@each([Case(64, mask=CAUSAL), Case(128, heads_q=4, heads_k=2, batch=2), Case(64, mask=CAUSAL, deterministic=True)])
+def test_overrides(judge, case):
+    """One plan of S 4096, executed at other lengths and batches down to 64, in the workspace of each"""
+    declared = facts_of(replace(case, seqlen_q=4096))
+    graph, uids = harness.declare_graph(declared, {"is_override_shape_enabled": True})
+    harness.select_ours(graph)
+    compiles = compile_count()
+    largest = graph.get_workspace_size()
+    for batch, length in ((2, 4096), (2, 1024), (1, 1000), (3, 200), (2, 64), (2, 4096)):
+        problem = harness.Problem(replace(case, batch=batch, seqlen_q=length))
+        records = {record.name: record for record in (*problem.facts.inputs(), *problem.facts.outputs())}
+        names = list(records)
+        overrides = {
+            "override_uids": [uids[name] for name in names],
+            "override_shapes": [list(records[name].dim) for name in names],
+            "override_strides": [list(records[name].stride) for name in names],
+        }
+        nbytes = graph.get_workspace_size(**overrides)
+        assert nbytes <= largest or batch > case.batch
+        workspace = harness.Workspace.create(nbytes, "cuda")
+        graph.execute({uids[name]: problem.tensors[name] for name in names}, workspace.view, **overrides)
+        torch.cuda.synchronize()
+        assert workspace.intact
+        judge(problem, problem.outputs)
+    assert compile_count() == compiles
 
 
 def test_a_thread_that_never_touched_cuda(judge):

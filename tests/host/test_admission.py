@@ -98,11 +98,6 @@ CASES: dict[str, Case] = {
     "softmax_precision": Case(attributed(softmax_precision=FP16), "softmax_precision"),
     "scale_prefolded": Case(attributed(attn_scale_prefolded=True), "attn_scale_prefolded"),
     "side_outputs": Case(changed(side_outputs=("amax_dQ",)), "amax"),
-    "shape_overrides": Case(
-        attributed(graph={"is_override_shape_enabled": True}),
-        "other shapes",
-        attributed(graph={"is_dynamic_shape_enabled": True}),
-    ),
     "dtype": Case(attributed(dtype=FP32), "q is fp32", attributed(dtype=FP16)),
     "uniform_dtype": Case(lambda: make_graph_with("do", dtype=FP16), "do must be bf16"),
     "stats_dtype": Case(attributed(stats_dtype=BF16), "stats is bf16"),

@@ -16,12 +16,14 @@ from cudnn_frost_sm120 import engine as engine_module
 from cudnn_frost_sm120.engine import Sm120BwdPlan, analyze
 from cudnn_frost_sm120.facts import BwdFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.launch import BOUND_LAUNCHES
 from cudnn_frost_sm120.plan import BwdPlan, make_plan
 from cudnn_frost_sm120.register import ENGINE_NAME
 from cudnn_frost_sm120.target import Target
 
 pytestmark = pytest.mark.usefixtures("opted_in")
 
+HOST = SimpleNamespace(type="cpu", index=None)
 CODES = {"bf16": (4, 16), "fp16": (2, 16), "fp32": (2, 32)}
 
 
@@ -120,6 +122,43 @@ def test_good_buffers_are_launched(run: Run) -> None:
     assert (workspace, nbytes, stream) == (0x4000_0000, run.plan.get_workspace_size(), 7)
     assert run.launches[1][3] == 9
     assert run.plan.takes_variant_pack
+
+
+def test_buffers_are_judged_once(run: Run) -> None:
+    for _ in range(3):
+        run.execute()
+    assert (run.launches.bound, len(run.launches)) == (1, 3)
+    run.buffers["q"].address = 0x7000_0000
+    run.execute()
+    run.buffers["q"].address = run.launches[0][0]["q"]
+    run.execute()
+    assert (run.launches.bound, len(run.launches)) == (2, 5)
+    assert run.launches[4] == run.launches[0] != run.launches[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda run: setattr(run.buffers["k"], "nbytes", 8), "buffer of k holds 8 bytes"),
+        (lambda run: setattr(run.buffers["v"], "dtype", CODES["fp32"]), "buffer of v has another dtype"),
+        (lambda run: setattr(run.buffers["stats"], "address", None), "no buffer was passed for stats"),
+        (lambda run: setattr(run, "workspace", SimpleNamespace(device=HOST)), "the workspace is on"),
+        (lambda run: setattr(run.pack, "device", 1), "not on cuda:1"),
+    ],
+)
+def test_accepted_buffers_that_change_are_judged_again(run: Run, change: Any, says: str) -> None:
+    run.execute()
+    run.launches.clear()
+    for _ in range(2):
+        change(run)
+        refused(run, says)
+
+
+def test_what_is_remembered_is_bounded(run: Run) -> None:
+    for step in range(2 * BOUND_LAUNCHES):
+        run.buffers["q"].address = 0x7000_0000 + 16 * step
+        run.execute()
+    assert len(run.plan._declared._accepted) == BOUND_LAUNCHES
 
 
 def test_another_operand_order(run: Run) -> None:

@@ -2,9 +2,9 @@
 
     python -m tests.perf.host_time [--calls 100] [--repeats 15] [--json FILE]
 
-Candidates take turns (A B C A B C); a turn is a burst of calls into an empty queue, timed without the wait for the GPU,
+Candidates take turns (A B C A B C); a turn is a burst of calls into an empty queue, timed without the wait for the GPU
 and short enough that the queue never fills. Shown are the median and the least of all turns, in microseconds of one
-call, and the GPU's time per call when the queue is full. The baseline engine takes part where ``.gpu/baseline.py`` is there.
+call, and the GPU's time per call when the queue is full. The baseline takes part where ``.gpu/baseline.py`` is there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def candidates(deterministic: bool) -> dict[str, Call]:
     (index, *_) = harness.plan_graph(plain)
     call = _through_graph(plain, index, same_buffers)
     declared = plain._compiled_plans[index]._declared
-    declared._launcher.bind = declared._launcher._bound
+    declared._launcher.bind = declared._launcher.plain
     calls["ours: the same, launches not recorded"] = call
     return calls | _lower_layers(problem, graph, buffers)
 
@@ -98,7 +98,7 @@ def _lower_layers(problem: harness.Problem, graph, buffers) -> dict[str, Call]:
     context = SimpleNamespace(handle=None, stream=None, workspace=workspace)
     launcher = compiled._declared._launcher
     where = problem.addresses(), workspace.data_ptr(), workspace.numel()
-    recorded, plain = launcher.bind(*where), launcher._bound(*where)
+    recorded, plain = launcher.bind(*where), launcher.plain(*where)
     chain = driver.record_graph(plain)
     uids, tensors = tuple(buffers), tuple(buffers.values())
     return {
