@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import cudnn_frost_sm120.explain as explain
 
+    from .tuner import tune
     from .wrapper import sdpa_bwd_wrapper_dsl_sm120
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "is_registered",
     "register",
     "sdpa_bwd_wrapper_dsl_sm120",
+    "tune",
     "unregister",
 ]
 
-_LAZY = {"sdpa_bwd_wrapper_dsl_sm120": "wrapper", "explain": "explain"}
+_LAZY = {"sdpa_bwd_wrapper_dsl_sm120": "wrapper", "explain": "explain", "tune": "tuner"}
 """Public name -> the submodule that is imported when it is first asked for."""
+_MODULES = ("explain",)  # whose public name is the module itself
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +43,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = importlib.import_module(f".{_LAZY[name]}", __name__)
-    value = module if name == _LAZY[name] else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

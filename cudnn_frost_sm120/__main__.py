@@ -12,6 +12,8 @@ COMMANDS = {
     "bench": ("bench", "time our plan against other engines on a grid of problems"),
     "demo": ("demo", "one attention layer on real text, from graph to checked gradients"),
     "explain": ("explain", "say which plans a saved graph gets, and why"),
+    "tune": ("tuner", "time every plan, ours and others', and keep the fastest for later planning"),
+    "warm": ("warm", "compile kernels ahead of time; needs no GPU"),
 }
 """Command -> (submodule, one line of help)."""
 

@@ -13,7 +13,7 @@ from .config.arch import TMA_MAX_STRIDE
 from .config.padding import QUERY_PADDING
 from .config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, configs_for
 from .facts import ITEMSIZE, MISSING, BwdFacts, TensorFacts
-from .knobs import BwdKnobs
+from .knobs import BwdKnobs, ReductionMode
 from .support import (
     DTYPES,
     FEATURES,
@@ -57,12 +57,19 @@ def decline_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs | None = Non
     rule = declining_rule(facts, target)
     if rule is not None:
         return rule.says(facts, target)
-    if knobs is not None:
-        from .heuristics import ranked_knobs
+    return _knobs_reason(facts, target, knobs) if knobs is not None else None
 
-        offered = ranked_knobs(facts, target)
-        if knobs not in offered:
-            return f"knobs {knobs} are not offered for this graph; it has {'; '.join(map(str, offered))} [knobs]"
+
+def _knobs_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs) -> str | None:
+    """Any knobs that a kernel has are served, offered here or not: a record may come from another GPU."""
+    from .plan import make_plan
+
+    if facts.deterministic and knobs.reduction_mode is ReductionMode.ATOMIC:
+        return f"the graph asks for a deterministic algorithm, and knobs {knobs} sum dQ in no fixed order [knobs]"
+    try:
+        make_plan(facts, knobs, target)
+    except NotImplementedError as error:
+        return f"{error} [knobs]"
     return None
 
 

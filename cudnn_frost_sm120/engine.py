@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn import behavior_note
 from cudnn.engines.base import BaseEngine, CompiledPlan, PlanConfig, VariantPack, decline_types
+from cudnn.engines.heuristics import BACKEND
 from cudnn.engines.manifest import engines_for
 
 from . import driver
@@ -16,11 +17,23 @@ from . import target as targets
 from .admission import decline_reason
 from .executable import Executable
 from .facts import BwdFacts, facts_from_graph
-from .heuristics import ranked_knobs
 from .knobs import BwdKnobs
 from .overrides import in_graph_order, with_shapes
+from .ranking import plans_for
 from .register import ENGINE_NAME
 from .target import Target
+from .tuning_file import BACKEND_NAME, winner_for
+
+__all__ = [
+    "BACKEND",
+    "PlanConfig",
+    "Request",
+    "Sm120BwdEngine",
+    "Sm120BwdPlan",
+    "analyze",
+    "engine_name",
+    "other_verdicts",
+]
 
 if TYPE_CHECKING:
     from .launch import Launcher
@@ -43,7 +56,12 @@ class Request:
         """The plans to offer, best first; none where the graph is declined."""
         if self.declined is not None or self.facts is None or self.target is None:
             return ()
-        return ranked_knobs(self.facts, self.target)
+        return plans_for(self.facts, self.target)
+
+    def measured_winner(self) -> str | None:
+        """The engine that a tuner measured fastest for such graphs on this GPU; None where none was measured."""
+        winner = winner_for(self.facts, self.target) if self.facts is not None and self.target is not None else None
+        return winner.engine if winner is not None else None
 
 
 def analyze(graph: Any) -> Request:
@@ -96,7 +114,7 @@ class Sm120BwdEngine(BaseEngine):
 
         facts, target = self._served(graph)
         target = self._on_callers_device(target, ctx)
-        knobs = self._typed_knobs(plan.knobs if plan is not None else None) or ranked_knobs(facts, target)[0]
+        knobs = self._typed_knobs(plan.knobs if plan is not None else None) or plans_for(facts, target)[0]
         reason = decline_reason(facts, target, knobs)
         if reason is not None:
             raise NotImplementedError(f"{self.name}: {reason}")
@@ -227,6 +245,12 @@ class Sm120BwdPlan(CompiledPlan):
         if f"sm_{major}{minor}a" != target.arch:
             raise ValueError(f"the plan was compiled for {target.arch}, and cuda:{device} is SM{major}{minor}")
         self._served_devices.add(device)
+
+
+def engine_name(graph: Any, index: int) -> str:
+    """The name of the Python engine of a plan; BACKEND_NAME for a plan of the cuDNN library."""
+    names = {engine.engine_id: engine.name for engine in engines_for(graph)}
+    return names.get(graph.plans[index].engine_id, BACKEND_NAME)
 
 
 def other_verdicts(graph: Any) -> dict[str, str]:

@@ -132,11 +132,11 @@ def _workspace(facts: BwdFacts, knobs: Any, target: Target) -> int:
 
 
 def _own_plans(facts: BwdFacts, target: Target | None, served: bool) -> tuple[PlanLine, ...]:
-    from .heuristics import ranked_knobs
+    from .ranking import plans_for
 
     if not served or target is None:
         return ()
-    ranked = ranked_knobs(facts, target)
+    ranked = plans_for(facts, target)
     return tuple(PlanLine(f"{ENGINE_NAME}[{knobs}]", _workspace(facts, knobs, target)) for knobs in ranked)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .engine import PlanConfig, Request, Sm120BwdEngine
+from .engine import BACKEND, PlanConfig, Request, Sm120BwdEngine
 from .engine import analyze as analyze_ours
 from .register import ENGINE_NAME, is_offered, is_registered, original_family, original_hook
+from .tuning_file import BACKEND_NAME
 from .validator import validator
 
 __all__ = ["FamilyFacts", "analyzer", "backend_guard", "heuristics", "validator"]
@@ -40,7 +41,8 @@ def analyzer(graph: Any) -> FamilyFacts | None:
 def heuristics(kind: str, facts: FamilyFacts, offered: dict[str, int]) -> list[PlanConfig]:
     """Our plans, best first, then what the original proposes for its engines, its placement of the backend included.
 
-    ``offered`` holds the engines that accepted the graph, so ours are admitted plans only.
+    Where a tuner measured another engine fastest, ours stand behind its plans. ``offered`` holds the engines that
+    accepted the graph, so ours are admitted plans only.
     """
     ours: list[PlanConfig] = []
     if ENGINE_NAME in offered and facts.ours is not None:
@@ -48,8 +50,22 @@ def heuristics(kind: str, facts: FamilyFacts, offered: dict[str, int]) -> list[P
     others = {name: engine_id for name, engine_id in offered.items() if name != ENGINE_NAME}
     recommend = original_hook("heuristics")
     if recommend is None:  # as the planner does for a family without the hook
-        return ours + [PlanConfig(engine_id, None) for engine_id in others.values()]
-    return ours + (list(recommend(kind, facts.original, others)) if facts.original is not None else [])
+        theirs = [PlanConfig(engine_id, None) for engine_id in others.values()]
+    else:
+        theirs = list(recommend(kind, facts.original, others)) if facts.original is not None else []
+    winner = facts.ours.measured_winner() if ours and facts.ours is not None else None
+    return _placed(ours, theirs, winner, others)
+
+
+def _placed(
+    ours: list[PlanConfig], theirs: list[PlanConfig], winner: str | None, others: dict[str, int]
+) -> list[PlanConfig]:
+    """Ours first, or right behind the plans of the engine ``winner``."""
+    if winner == BACKEND_NAME:
+        rest = [config for config in theirs if config.engine_id != BACKEND.engine_id]
+        return [BACKEND, *ours, *rest]
+    last = max((i for i, config in enumerate(theirs) if config.engine_id == others.get(winner or "")), default=-1)
+    return [*theirs[: last + 1], *ours, *theirs[last + 1 :]]
 
 
 def backend_guard(graph: Any, facts: FamilyFacts) -> str | None:

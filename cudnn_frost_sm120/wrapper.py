@@ -146,9 +146,9 @@ def _launcher(
     """The launcher of the first plan, and its workspace in bytes. What raises is not remembered."""
     from . import target
     from .compile import compile_chain
-    from .heuristics import ranked_knobs
     from .launch import Launcher
     from .plan import make_plan
+    from .ranking import plans_for
 
     given = {n: s for n, s in zip((*_REQUIRED, *_OPTIONAL), signatures, strict=True) if s is not None}
     device = given["q"][3]
@@ -158,7 +158,7 @@ def _launcher(
     facts = facts_from_signatures(given, mask, scale, deterministic)
     resolved = target.for_device(device.index)
     refuse(facts, resolved)
-    plan = make_plan(facts, ranked_knobs(facts, resolved)[0], resolved)
+    plan = make_plan(facts, plans_for(facts, resolved)[0], resolved)
     return Launcher(plan, compile_chain(plan.key, resolved)), plan.workspace_bytes
 
 
