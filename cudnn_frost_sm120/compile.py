@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from . import ahead_of_time
 from .plan import ChainKey
 from .target import Target
 
@@ -43,18 +44,16 @@ def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
 
     from .device.mma import throttled
 
-    cache_key = None if key.throttled else f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}"
+    cache_key, options = None if key.throttled else cache_key_of(key, target), compile_options(target)
     slot = (key, target.arch, target.device)
     with _LOCK:
         if slot not in _CHAINS:
             before = compiled_cache.stats()
             with build_device(target.device), throttled(key.throttled):
+                if cache_key is not None:
+                    ahead_of_time.install(cache_key, key.name, options, target.device)
                 compiled = compiled_cache.compile_cached(
-                    build_chain(key),
-                    *fake_arguments(key),
-                    cache_key=cache_key,
-                    symbol=key.name,
-                    options=compile_options(target),
+                    build_chain(key), *fake_arguments(key), cache_key=cache_key, symbol=key.name, options=options
                 )
             after = compiled_cache.stats()
             compiles = sum(after[kind] - before[kind] for kind in ("misses", "bypassed"))
@@ -63,6 +62,10 @@ def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
             _LOG.info("%s for %s: %s", key.name, target.arch, "compiled" if compiles else "loaded from the disk cache")
             _CHAINS[slot] = (compiled, compiled_cache.positional_entry(compiled) or compiled)
         return _CHAINS[slot][1]
+
+
+def cache_key_of(key: ChainKey, target: Target) -> str:
+    return f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}"
 
 
 def compile_options(target: Target) -> str:
