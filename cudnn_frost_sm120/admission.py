@@ -36,11 +36,13 @@ _AXES = ("batch", "head", "sequence", "head dim")
 
 @dataclass(frozen=True)
 class Rule:
-    """``predicate`` is True where the graph must be declined; ``reason`` then says so in one sentence."""
+    """``predicate`` is True where the graph must be declined; ``reason`` then says so in one sentence, and ``change``
+    what to do about it."""
 
     name: str
     predicate: Callable[[BwdFacts, Target], bool]
     reason: Callable[[BwdFacts, Target], str]
+    change: str
 
     def says(self, facts: BwdFacts, target: Target) -> str:
         """The reason with the rule's name."""
@@ -252,12 +254,13 @@ def _not_served(feature: Feature) -> Rule:
         feature.name,
         lambda facts, target: feature.asked(facts),
         lambda facts, target: f"the graph asks for {feature.title}, which this engine does not serve",
+        f"leave out {feature.title}",
     )
 
 
-def _fault(name: str, find: Callable[[BwdFacts], str], rule: str = "") -> Rule:
+def _fault(name: str, find: Callable[[BwdFacts], str], rule: str, change: str) -> Rule:
     """Declines where ``find`` finds something wrong; the reason is that and, if it does not say so itself, the rule."""
-    return Rule(name, lambda facts, target: bool(find(facts)), lambda facts, target: find(facts) + rule)
+    return Rule(name, lambda facts, target: bool(find(facts)), lambda facts, target: find(facts) + rule, change)
 
 
 RULES: tuple[Rule, ...] = (
@@ -265,84 +268,123 @@ RULES: tuple[Rule, ...] = (
         "target",
         lambda f, t: t.name not in TARGETS,
         lambda f, t: f"the target is {t.name}, and this engine serves {', '.join(TARGETS)}",
+        "plan for an SM120 or SM121 GPU",
     ),
     Rule(
         "kind",
         lambda f, t: f.kind != "sdpa_backward",
         lambda f, t: f"this is an {f.kind} graph, and this engine serves sdpa_backward in {' and '.join(DTYPES)}",
+        "use sdpa_backward with fp16 or bf16 tensors",
     ),
     Rule(
         "single_node",
         lambda f, t: bool(f.other_nodes),
         lambda f, t: f"the graph has {', '.join(f.other_nodes)} beside sdpa_backward, which is served alone",
+        "put sdpa_backward into a graph of its own",
     ),
     Rule(
         "unknown",
         lambda f, t: bool(f.unknown),
         lambda f, t: f"the graph sets {', '.join(f.unknown)}, which this version does not know",
+        "leave the named ports and attributes out, or update cudnn_frost_sm120",
     ),
     Rule(
         "operands",
         lambda f, t: any(tensor.dtype == MISSING for tensor in _operands(f)),
         lambda f, t: f"the graph has no {_names(x for x in _operands(f) if x.dtype == MISSING)}",
+        "give the graph q, k, v, o, dO and stats, and set dQ, dK and dV as outputs",
     ),
     Rule(
         "rank",
         lambda f, t: any(len(tensor.dim) != 4 or len(tensor.stride) != 4 for tensor in _operands(f)),
         lambda f, t: f"{_names(x for x in _operands(f) if len(x.dim) != 4 or len(x.stride) != 4)} must have 4 dims",
+        "declare every tensor as (B, H, S, D)",
     ),
-    _fault("shapes", _misshapen),
+    _fault("shapes", _misshapen, "", "give all tensors the sizes that q, k and v imply"),
     *(_not_served(feature) for feature in FEATURES if not feature.served),
     Rule(
         "dtype",
         lambda f, t: f.dtype not in DTYPES,
         lambda f, t: f"q is {f.dtype}, and this engine serves {' and '.join(DTYPES)}",
+        "use fp16 or bf16",
     ),
     Rule(
         "uniform_dtype",
         lambda f, t: any(tensor.dtype != f.dtype for tensor in f.io()),
         lambda f, t: f"{_names(x for x in f.io() if x.dtype != f.dtype)} must be {f.dtype}, as q is",
+        "give q, k, v, o, dO, dQ, dK and dV one dtype",
     ),
     Rule(
         "stats_dtype",
         lambda f, t: f.stats.dtype != STATS_DTYPE,
         lambda f, t: f"stats is {f.stats.dtype}, and must be {STATS_DTYPE}",
+        "pass stats in fp32",
     ),
     Rule(
         "heads",
         lambda f, t: f.heads_q % f.heads_k != 0 or f.heads_k != f.heads_v,
         lambda f, t: f"{_heads_of(f)}, and H_q must be a multiple of H_k, which must equal H_v",
+        "make H_q a multiple of H_k, and H_v equal to H_k",
     ),
     Rule(
         "headdim_multiple",
         lambda f, t: _odd_headdim(f),
         lambda f, t: f"{_headdims_of(f)}, and head dims must be multiples of {HEADDIM_MULTIPLE}",
+        "pad head dims to a multiple of 8",
     ),
     Rule(
         "headdim_max",
         lambda f, t: not configs_for(f.headdim_qk, f.headdim_v),
         lambda f, t: f"{_headdims_of(f)}, and head dims up to {MAX_HEADDIM} are served",
+        "use head dims up to 256",
     ),
-    _fault("length_max", _too_long),
-    _fault("headdim_contiguous", _not_contiguous, " must have stride 1 on the head dim"),
-    _fault("broadcast", _broadcast, ", and must not be expanded or reversed"),
-    _fault("stride_multiple", _odd_stride, f", and must be a multiple of {STRIDE_MULTIPLE} elements (16 bytes)"),
-    _fault("stride_max", _huge_stride, f", and must be below {TMA_MAX_STRIDE} bytes"),
+    _fault("length_max", _too_long, "", "split the sequence"),
+    _fault(
+        "headdim_contiguous",
+        _not_contiguous,
+        " must have stride 1 on the head dim",
+        "lay tensors out with the head dim innermost",
+    ),
+    _fault("broadcast", _broadcast, ", and must not be expanded or reversed", "copy expanded or reversed tensors"),
+    _fault(
+        "stride_multiple",
+        _odd_stride,
+        f", and must be a multiple of {STRIDE_MULTIPLE} elements (16 bytes)",
+        "align rows to 16 bytes",
+    ),
+    _fault(
+        "stride_max",
+        _huge_stride,
+        f", and must be below {TMA_MAX_STRIDE} bytes",
+        "copy the tensor into a denser layout",
+    ),
     Rule(
         "virtual",
         lambda f, t: any(x.virtual for x in (*f.inputs(), *f.outputs())),
         lambda f, t: f"{_names(x for x in (*f.inputs(), *f.outputs()) if x.virtual)} must be set_output(True)",
+        "call set_output(True) on the gradients",
     ),
-    _fault("overlap", _overlapping),
-    _fault("mask_bounds", _bad_bound),
-    _fault("lengths", _bad_lengths),
-    _fault("bias_shape", _bad_bias),
-    _fault("scale_tensor_shape", _bad_scale_tensor),
-    _fault("sink_shape", _bad_sink),
+    _fault("overlap", _overlapping, "", "give every element of an output an address of its own"),
+    _fault("mask_bounds", _bad_bound, "", "use a left bound of at least 1, a right bound of at least 0"),
+    _fault(
+        "lengths",
+        _bad_lengths,
+        "",
+        "pass both lengths, contiguous int32 of (B, 1, 1, 1) on the device, with use_padding_mask",
+    ),
+    _fault(
+        "bias_shape",
+        _bad_bias,
+        "",
+        "give bias and dBias dims that are 1 or those of the scores, in fp32 or the io dtype",
+    ),
+    _fault("scale_tensor_shape", _bad_scale_tensor, "", "pass attn_scale as a number, or as one fp32 value"),
+    _fault("sink_shape", _bad_sink, "", "pass sink tokens as contiguous fp32 of (1, H_q, 1, 1)"),
     Rule(
         "scale",
         lambda f, t: f.scale is not None and not abs(f.scale) <= FP32_MAX,
         lambda f, t: f"attn_scale is {f.scale}, and must be a finite fp32 value",
+        "pass a finite attn_scale",
     ),
 )
 """In order; a name appears once."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 import shutil
@@ -24,8 +23,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .log import logger
+
 KERNELS_ENV = "CUDNN_FROST_SM120_KERNELS"
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _OBJECT, _ENTRY = "kernel.o", "entry.json"
 _BUILT_WITH = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 

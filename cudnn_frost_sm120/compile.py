@@ -8,7 +8,6 @@ digest of this package's kernel sources: an edited kernel is a miss, never a sta
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from . import ahead_of_time
+from .log import logger
 from .plan import ChainKey
 from .target import Target
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _LOCK = threading.Lock()
 _COUNT: Counter[str] = Counter()
 _CHAINS: dict[tuple[ChainKey, str, int | None], tuple[Any, Callable[..., None]]] = {}

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -18,6 +19,7 @@ from .facts import BwdFacts, MaskFacts, TensorFacts
 from .graph_json import load, save
 from .register import ENGINE_NAME
 from .target import Target
+from .tuning_file import winner_for
 
 __all__ = ["PlanLine", "Report", "RuleLine", "explain", "load", "save"]
 
@@ -38,6 +40,7 @@ class RuleLine:
 
     name: str
     verdict: str
+    change: str  # what would have to change for a graph that the rule declines
     reason: str = ""
 
 
@@ -73,11 +76,10 @@ class Report:
         lines.append("plans, best first" if self.planned else "plans of this engine, best first (graph not planned)")
         lines += [f"  [{i}] {_plan_text(plan)}" for i, plan in enumerate(self.plans)] or ["  none"]
         lines.append(f"{ENGINE_NAME}: " + ("admits the graph" if self.served else f"declines: {self.reason}"))
-        passed = [rule.name for rule in self.rules if rule.verdict == "pass"]
-        lines += [f"  {len(passed)} of {len(self.rules)} rules pass: {', '.join(passed)}"] if passed else []
-        lines += [f"  {rule.name} {rule.verdict}: {rule.reason}" for rule in self.rules if rule.verdict == "declines"]
+        lines += [f"  {line}" for line in _table(("rule", "verdict", "to pass"), [_rule_row(r) for r in self.rules])]
         lines.append("other engines")
-        lines += [f"  {name}: {reason or 'accepts the graph'}" for name, reason in self.others.items()] or ["  none"]
+        others = [(name, "declines" if reason else "accepts", reason) for name, reason in self.others.items()]
+        lines += [f"  {line}" for line in _table(("engine", "verdict", "why"), others)] if others else ["  none"]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -95,6 +97,11 @@ def explain(graph: Any) -> Report:
     served = target is not None and all(rule.verdict == "pass" for rule in rules)
     planned = bool(graph.plans)
     notes = []
+    winner = winner_for(facts, target) if target is not None else None
+    if winner is not None:
+        notes.append(
+            f"measured fastest for such graphs on {winner.tuned}: {next(iter(winner.milliseconds), winner.engine)}"
+        )
     if not _flag_is_set():
         notes.append(f"{_FLAG} is not set, so opt-in engines, this one among them, make no plans")
     return Report(
@@ -116,13 +123,25 @@ def _rule_lines(facts: BwdFacts, target: Target | None) -> tuple[RuleLine, ...]:
     stopped = False
     for rule in RULES:
         if stopped or target is None:
-            lines.append(RuleLine(rule.name, "not reached"))
+            lines.append(RuleLine(rule.name, "not reached", rule.change))
         elif rule.predicate(facts, target):
-            lines.append(RuleLine(rule.name, "declines", rule.reason(facts, target)))
+            lines.append(RuleLine(rule.name, "declines", rule.change, rule.reason(facts, target)))
             stopped = True
         else:
-            lines.append(RuleLine(rule.name, "pass"))
+            lines.append(RuleLine(rule.name, "pass", rule.change))
     return tuple(lines)
+
+
+def _rule_row(rule: RuleLine) -> tuple[str, str, str]:
+    return rule.name, rule.verdict, "" if rule.verdict == "pass" else rule.change
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Lines of columns; the last is as wide as it likes."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
+    for row in [header, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*cells, " ".join(row[-1].split())]).rstrip()
 
 
 def _workspace(facts: BwdFacts, knobs: Any, target: Target) -> int:

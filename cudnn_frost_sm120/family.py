@@ -6,20 +6,20 @@ themselves and their validation stay what they were, and adds ours while it is o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .engine import BACKEND, PlanConfig, Request, Sm120BwdEngine
 from .engine import analyze as analyze_ours
+from .log import logger
 from .register import ENGINE_NAME, is_offered, is_registered, original_family, original_hook
 from .tuning_file import BACKEND_NAME
 from .validator import validator
 
 __all__ = ["FamilyFacts", "analyzer", "backend_guard", "heuristics", "validator"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ a set of addresses is an ordinary one, so that addresses that never come again r
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from weakref import ref
 
 from . import driver
+from .log import logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _KEPT = 512  # recorded graphs of a process; the first recorded is the first to go
 _PATIENCE = 100  # ordinary launches before what went is recorded again: a set that does not fit must not thrash
 _recorded: deque[ref[Replay]] = deque()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import logging
 import math
 import os
 import statistics
@@ -23,9 +22,10 @@ from typing import Any
 
 from . import configurations
 from .facts import BwdFacts, TensorFacts
+from .log import logger
 from .tuning_file import Winner, bucket_of, gpu_of, path_for, store
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _TURN_SECONDS = 2e-3  # least length of a turn: many calls of a short plan, one of a long one
 _MOST_CALLS = 100  # of a turn: more would fill the launch queue, and then the host waits for the GPU
 

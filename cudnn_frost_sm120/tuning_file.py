@@ -23,7 +23,6 @@ from another GPU or version, is ignored with a warning, and a tuner that writes 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import tempfile
@@ -34,12 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from .facts import BwdFacts
+from .log import logger
 from .target import Target
 
 PATH_ENV = "CUDNN_FROST_SM120_TUNING_FILE"
 BACKEND_NAME = "backend"
 FORMAT = 1
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ and how a later process takes them up, is in ahead_of_time.py.
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
@@ -22,8 +21,6 @@ from . import ahead_of_time, configurations
 from . import target as targets
 from .plan import ChainKey, make_plan
 from .target import Target
-
-_LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

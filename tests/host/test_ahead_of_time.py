@@ -39,7 +39,7 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warmed: Path) -> Callable[[str], None]:
-    """``machine(name)``: from now on this is another machine with a GPU, and nothing in memory or on disk but the store."""
+    """``machine(name)``: from now on this is another machine with a GPU, and has nothing but the store."""
     monkeypatch.setenv(ahead_of_time.KERNELS_ENV, str(warmed))
     monkeypatch.delenv("CUDNN_FROST_SM120_TARGET")
     monkeypatch.setattr("cudnn_frost_sm120.target._current_device", lambda graph: 0)

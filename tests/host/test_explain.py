@@ -12,7 +12,7 @@ import pytest
 from seam_graphs import FP32, declined_graph, dropout, fp8_graph, lengths, make_graph, mxfp8_graph, plan, scalars
 
 import cudnn_frost_sm120
-from cudnn_frost_sm120 import explain, graph_json
+from cudnn_frost_sm120 import explain, graph_json, tuning_file
 from cudnn_frost_sm120.__main__ import main
 from cudnn_frost_sm120.admission import RULES
 from cudnn_frost_sm120.facts import facts_from_graph
@@ -163,7 +163,7 @@ def test_report_on_a_served_graph() -> None:
     assert "sdpa_bwd_sm120" in report.others
     assert ENGINE_NAME not in report.others
     text = str(report)
-    for part in ("sm_120a", "(2, 4, 128, 64)", "causal, top-left", "workspace", "admits the graph", "sdpa_bwd_sm120: "):
+    for part in ("sm_120a", "(2, 4, 128, 64)", "causal, top-left", "workspace", "admits the graph", "sdpa_bwd_sm120 "):
         assert part in text
 
 
@@ -178,6 +178,27 @@ def test_report_on_a_declined_graph() -> None:
         len(verdicts) - verdicts.index("declines") - 1
     )
     assert "declines: the graph asks for dropout" in str(report)
+
+
+def test_the_table_says_what_would_have_to_change() -> None:
+    lines = str(explain.explain(declined_graph())).splitlines()
+    rows = {line.split()[0]: line.strip().partition(" ")[2].strip() for line in lines if line.startswith("  ")}
+    for rule in RULES:
+        assert rule.change, rule.name
+        assert rule.name in rows
+    assert rows["dropout"] == "declines     leave out dropout"
+    assert rows["dtype"] == "not reached  use fp16 or bf16"
+    assert rows["shapes"] == "pass"
+    assert rows["sdpa_bwd_sm120"].startswith("declines")
+
+
+def test_the_report_names_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tuning_file.PATH_ENV, str(tmp_path / "tuning.json"))
+    monkeypatch.setattr(tuning_file, "gpu_of", lambda target: "Test GPU")
+    winner = tuning_file.Winner("sdpa_bwd_sm120", 20_600, {}, {"sdpa_bwd_sm120[X=1]": 0.5}, "2026-11-30")
+    facts = facts_from_graph(make_graph())
+    tuning_file.store(tmp_path / "tuning.json", "Test GPU", tuning_file.bucket_of(facts), winner)
+    assert "measured fastest for such graphs on 2026-11-30: sdpa_bwd_sm120[X=1]" in str(explain.explain(make_graph()))
 
 
 def test_report_without_a_target_or_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

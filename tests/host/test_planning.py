@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,11 @@ from cudnn.engines.heuristics import BACKEND
 from seam_graphs import FP32, declined_graph, fp8_graph, make_graph, mxfp8_graph, plan
 
 from cudnn_frost_sm120 import family
+from cudnn_frost_sm120.admission import decline_reason
 from cudnn_frost_sm120.engine import Sm120BwdEngine, analyze
 from cudnn_frost_sm120.family import FamilyFacts
 from cudnn_frost_sm120.knobs import BwdKnobs, ReductionMode
+from cudnn_frost_sm120.plan import make_plan
 from cudnn_frost_sm120.register import ENGINE_ID, ENGINE_NAME, original_hook, unregister
 
 pytestmark = [pytest.mark.planning, pytest.mark.usefixtures("opted_in")]
@@ -336,3 +340,49 @@ def test_public_knobs_of_the_engine() -> None:
     assert engine.knobs_to_public(None) == {}
     assert engine.knobs_from_public({}) is None
     assert engine.knobs_to_public({cudnn.knob_type.TILE_M: 1}) == {cudnn.knob_type.TILE_M: 1}
+
+
+def test_a_record_from_another_gpu_is_honoured() -> None:
+    """Knobs that a kernel has are served, whether or not this GPU's ranking offers them"""
+    graph = make_graph(hq=16, hk=2)
+    _, recorded = plan(make_graph(hq=16, hk=2)).get_engine_and_knobs_at_index(0)
+    offered = {config.knobs.heads_per_cta for config in plan(graph).plans}
+    (walk, *_) = {1, 2, 4, 8} - offered
+    request = analyze(make_graph(hq=16, hk=2))
+    assert request.facts is not None
+    assert request.target is not None
+    elsewhere = BwdKnobs.from_public({**recorded, cudnn.knob_type.PACK_GQA: walk})
+    assert decline_reason(request.facts, request.target, elsewhere) is None
+    contradictory = BwdKnobs.from_public({**recorded, cudnn.knob_type.PACK_GQA: 3})
+    reason = decline_reason(request.facts, request.target, contradictory)
+    assert reason is not None
+    assert "PACK_GQA=3" in reason
+    assert reason.endswith("[knobs]")
+
+
+REPLAY = """
+import json, sys
+from seam_graphs import make_graph
+import cudnn_frost_sm120, cudnn
+cudnn_frost_sm120.register()
+engine_id, knobs = json.loads(sys.argv[1])
+graph = make_graph(hq=16, hk=2, use_causal_mask=True)
+graph.create_execution_plan(engine_id, {cudnn.knob_type(int(k)): v for k, v in knobs.items()})
+graph.select_plan(0).build_plans()
+print(graph.get_plan_name_at_index(0), graph._compiled_plans[0].plan.key.name)
+"""
+
+
+@pytest.mark.compile
+def test_a_record_replays_in_a_fresh_process() -> None:
+    graph = plan(make_graph(hq=16, hk=2, use_causal_mask=True))
+    index = graph.get_execution_plan_count() - 1
+    engine_id, knobs = graph.get_engine_and_knobs_at_index(index)
+    record = json.dumps([engine_id, {int(knob.value): value for knob, value in knobs.items()}])
+    folder = Path(__file__).resolve().parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parents[1]), str(folder)])}
+    done = subprocess.run([sys.executable, "-c", REPLAY, record], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    request = graph._facts_for(analyze)
+    chain = make_plan(request.facts, graph.plans[index].knobs, request.target).key
+    assert done.stdout.strip() == f"{graph.get_plan_name_at_index(index)} {chain.name}"

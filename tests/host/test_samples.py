@@ -41,7 +41,7 @@ def layer(**sizes):
 def test_graph_api():
     out = run("01_graph_api.py")
     assert "[0] frost_sm120_sdpa_bwd[" in out
-    assert "sdpa_bwd_sm120: requires" in out, "the report says why the other engines are not there"
+    assert re.search(r"sdpa_bwd_sm120 +declines  requires", out), "the report says why the other engines are not there"
     assert re.search(r"main +\d+ +[\d,]+ +0\n", out), "registers, shared memory and no stack of the main kernel"
     last = out.strip().splitlines()[-1]
     assert re.match(r"checked: dq \d.*, dk \d.*, dv \d.* relative to torch autograd, all within 6e-03", last)
