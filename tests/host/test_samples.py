@@ -87,6 +87,21 @@ def test_every_sample_is_run():
     assert [sample.name for sample in SAMPLES.glob("[0-9]*.py") if f'run("{sample.name}"' not in tests] == []
 
 
+def test_tune():
+    out = run("05_tune.py", "--seqlen", "256")
+    assert "[1] frost_sm120_sdpa_bwd[" in out, "there is more than one plan to choose from"
+    assert "nothing is timed without an SM12x GPU" in out
+    assert "replayed from (engine_id=20690, knobs): frost_sm120_sdpa_bwd[PACK_GQA=" in out
+
+
+@pytest.mark.compile
+def test_ahead_of_time():
+    out = run("06_ahead_of_time.py")
+    assert re.search(r"1 of 1 kernels for sm_120 in ", out)
+    assert re.search(r"  [0-9a-f]{24}: [\d,]+ bytes\n", out)
+    assert "no sm_120 GPU here: the kernels wait for one" in out
+
+
 def test_the_demo_command_finds_the_sample():
     assert demo.sample_path() == SAMPLES / demo.SAMPLE
 
