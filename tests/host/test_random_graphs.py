@@ -8,6 +8,7 @@ from typing import Any
 
 import cudnn
 import pytest
+from cudnn.engines.base import VariantPack
 from seam_graphs import BF16, FP16, FP32, INT32, bshd, make_graph
 
 from cudnn_frost_sm120.admission import decline_reason
@@ -117,6 +118,8 @@ def test_random_graphs(block: int) -> None:
         for knobs in ranked_knobs(facts, target) if reason is None else ():
             assert decline_reason(facts, target, knobs) is None
             assert make_plan(facts, knobs, target).workspace_bytes > 0
+        if facts.shape_overrides and not hasattr(VariantPack, "overridden"):
+            continue  # cudnn-frontend 1.30, with which the engine declines them
         try:
             graph.validate()
         except (cudnn.cudnnGraphNotSupportedError, ValueError, RuntimeError):
