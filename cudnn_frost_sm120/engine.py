@@ -21,6 +21,7 @@ from .knobs import BwdKnobs
 from .overrides import in_graph_order, with_shapes
 from .ranking import plans_for
 from .register import ENGINE_NAME
+from .remembered import Remembered
 from .target import Target
 from .tuning_file import BACKEND_NAME, winner_for
 
@@ -165,7 +166,7 @@ class Sm120BwdPlan(CompiledPlan):
     def __init__(self, plan: BwdPlan, launcher: Launcher) -> None:
         self.plan = plan
         self._declared = Executable(plan, launcher)
-        self._overridden: dict[Any, Executable] = {}
+        self._overridden: Remembered[Any, Executable] = Remembered(_OVERRIDES_KEPT)
         self._launcher = launcher
         self._served_devices: set[int] = set()
 
@@ -217,9 +218,7 @@ class Sm120BwdPlan(CompiledPlan):
                 shapes[name], strides[name] = in_graph_order(tensor, batch, geometry[:rank], geometry[rank:])
             plan = self._replanned(with_shapes(self.plan.facts, shapes, strides))
             executable = Executable(plan, self._launcher.for_plan(plan))
-            while len(self._overridden) >= _OVERRIDES_KEPT:
-                self._overridden.pop(next(iter(self._overridden)), None)
-            self._overridden[key] = executable
+            self._overridden.keep(key, executable)
         return executable
 
     def _replanned(self, facts: BwdFacts) -> BwdPlan:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .launch import BOUND_LAUNCHES, Launcher
 from .plan import BwdPlan
+from .remembered import Remembered
 
 _CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
 _UNKNOWN_DEVICE, _UNKNOWN_DTYPE = (-1, -1), (0, 0)  # what the native pack says where the caller's object does not
@@ -29,7 +30,7 @@ class Executable:
         self.tensors = [*inputs, *outputs]
         self._input_count = len(inputs)
         self._slots: tuple[Any, tuple[int, ...]] = ((), ())
-        self._accepted: dict[tuple[int, ...], tuple[tuple[Any, ...], _Launch]] = {}
+        self._accepted: Remembered[tuple[int, ...], tuple[tuple[Any, ...], _Launch]] = Remembered(BOUND_LAUNCHES)
 
     def run(self, pack: Any, device: int, workspace: Any, stream: int) -> None:
         """Enqueue on ``stream``. Raises ValueError, before anything is launched, for buffers that do not fit.
@@ -49,9 +50,7 @@ class Executable:
         accepted = self._accepted.get(addresses)
         if accepted is None or accepted[0] != observed:
             accepted = observed, self._accept(native, slots, addresses, pack, device, workspace)
-            while len(self._accepted) >= BOUND_LAUNCHES:
-                self._accepted.pop(next(iter(self._accepted)), None)
-            self._accepted[addresses] = accepted
+            self._accepted.keep(addresses, accepted)
         accepted[1](stream)
 
     def slots_of(self, pack: Any) -> tuple[int, ...]:

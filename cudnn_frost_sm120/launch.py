@@ -129,7 +129,9 @@ class Launcher:
             operands.append(address)
         if self._scale_by_value:
             return partial(self._run_with_host_scale, addresses.get("scale_tensor"), operands, workspace)
-        return partial(self._chain, *operands, workspace, ctypes.addressof(self._block))
+        bound = partial(self._chain, *operands, workspace, ctypes.addressof(self._block))
+        bound.__dict__["block"] = self._block  # which must live as long as its address is in use
+        return bound
 
     def _run_with_host_scale(self, scale: int | None, operands: list[int | None], workspace: int, stream: int) -> None:
         block = host_block(self._geometry._replace(scale=read_host_scale(scale)))

@@ -205,7 +205,7 @@ def test_recording_while_another_thread_captures(judge):
     graph.execute(buffers, workspace.view)
     torch.cuda.synchronize()
     started, done = threading.Event(), threading.Event()
-    captured = torch.cuda.CUDAGraph()
+    captured, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     failures: list[BaseException] = []
 
     def capture():
@@ -221,7 +221,6 @@ def test_recording_while_another_thread_captures(judge):
     thread = threading.Thread(target=capture)
     thread.start()
     assert started.wait(60)
-    stream = torch.cuda.Stream()
     try:
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+
 import pytest
 
 from cudnn_frost_sm120.facts import TensorFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.launch import Launcher, canonical_strides
 from cudnn_frost_sm120.plan import make_plan
+from cudnn_frost_sm120.remembered import Remembered
 from cudnn_frost_sm120.target import Target
 from tests.gpu.cases import Case, facts_of
 
@@ -98,3 +102,23 @@ def test_strides_of_size_1_dims_are_replaced():
     assert head == 80
     assert batch % 8 == sequence % 8 == 0
     assert batch * 2 < 2**40
+
+
+def test_a_bound_launch_outlives_its_launcher():
+    """The geometry that it hands over is still there"""
+    run, chain, addresses, nbytes = launcher(PLAIN)
+    contents = run._block.raw
+    bound = run.bind(addresses, WORKSPACE, nbytes)
+    del run
+    gc.collect()
+    filler = [bytes(len(contents)) for _ in range(1000)]
+    bound(STREAM)
+    assert ctypes.string_at(chain.calls[0][-2], len(contents)) == contents
+    assert filler
+
+
+def test_what_is_forgotten_first():
+    held = Remembered(2)
+    for key in "abac":
+        held.keep(key, key)
+    assert list(held) == ["b", "c"]
