@@ -13,7 +13,7 @@ from .config.arch import TMA_MAX_STRIDE
 from .config.padding import QUERY_PADDING
 from .config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, configs_for
 from .facts import ITEMSIZE, MISSING, BwdFacts, TensorFacts
-from .knobs import BwdKnobs, ReductionMode
+from .knobs import BwdKnobs
 from .support import (
     DTYPES,
     FEATURES,
@@ -63,11 +63,14 @@ def decline_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs | None = Non
 
 
 def _knobs_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs) -> str | None:
-    """Any knobs that a kernel has are served, offered here or not: a record may come from another GPU."""
+    """A way to sum dQ has to be offered here; of tiles and heads, any that a kernel has are served, offered or not,
+    since a record may come from a GPU that ranks otherwise."""
+    from .heuristics import ranked_knobs
     from .plan import make_plan
 
-    if facts.deterministic and knobs.reduction_mode is ReductionMode.ATOMIC:
-        return f"the graph asks for a deterministic algorithm, and knobs {knobs} sum dQ in no fixed order [knobs]"
+    offered = ranked_knobs(facts, target)
+    if knobs.reduction_mode not in {choice.reduction_mode for choice in offered}:
+        return f"knobs {knobs} are not offered for this graph; it has {'; '.join(map(str, offered))} [knobs]"
     try:
         make_plan(facts, knobs, target)
     except NotImplementedError as error:

@@ -225,7 +225,7 @@ class Sm120BwdPlan(CompiledPlan):
         """The plan's kernels on other shapes. Raises ValueError where they do not serve them."""
         from .plan import make_plan
 
-        reason = decline_reason(facts, self.plan.target)
+        reason = decline_reason(facts, self.plan.target, self.plan.knobs)
         if reason is not None:
             raise ValueError(f"the overridden shapes are not served: {reason}")
         for any_shape in (True, False):  # kernels that test every bound, or those that cut at these shapes
