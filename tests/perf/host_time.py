@@ -46,6 +46,7 @@ def candidates(deterministic: bool) -> dict[str, Call]:
     harness.plan_graph(graph)
     calls: dict[str, Call] = {}
     for label, index in _first_plans(graph).items():
+        print(f"{label}: {graph.get_plan_name_at_index(index)}")
         try:
             calls[f"{label}: graph.execute_plan_at_index"] = _through_graph(graph, index, buffers)
         except Exception as error:  # a peer that is listed and then does not build must not end the measurement
@@ -172,10 +173,11 @@ def main() -> int:
     found = baseline_is_here()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, baseline {'here' if found else 'not here'}")
     report: dict[str, dict[str, dict[str, float]]] = {}
-    for mode in ("atomic", "deterministic"):
+    for mode in ("default", "deterministic"):
+        print(f"\n{mode}")
         calls = candidates(mode == "deterministic")
         turns = host_times(calls, options.calls, options.repeats)
-        print(f"\n{mode:52} median    least    GPU    (us per call)")
+        print(f"{'':52} median    least    GPU    (us per call)")
         report[mode] = {}
         for name, call in calls.items():
             row = {"median": statistics.median(turns[name]), "least": min(turns[name]), "gpu": gpu_time(call)}
