@@ -1,14 +1,14 @@
-"""Which graphs a command works on: saved ones, and the cells of a named grid (bench_cells.py) in some dtypes."""
+"""Which graphs a command works on: saved ones, and the cells of a named grid (bench/cells.py) in some dtypes."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .bench_cells import GRIDS, Cell
+from . import graph_json
+from .bench.cells import GRIDS, Cell
 
 DTYPES = {"bf16": "BFLOAT16", "fp16": "HALF"}
 
@@ -23,8 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def graphs_of(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """(name, graph, not yet planned) of each. Raises OSError or ValueError for a file that holds no graph."""
-    from . import graph_json
-
     for file in options.graphs:
         yield Path(file).name, graph_json.load(file)
     for cell in GRIDS[options.grid] if options.grid else ():
@@ -33,45 +31,33 @@ def graphs_of(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def describe(cell: Cell, dtype: str) -> dict[str, Any]:
-    """The cell as graph_json describes a graph; tensors (B, H, S, D) lie as (B, S, H, D)."""
-
-    def tensor(heads: int, headdim: int) -> dict[str, Any]:
-        row = heads * headdim
-        return {
-            "dim": [cell.batch, heads, cell.seqlen, headdim],
-            "stride": [cell.seqlen * row, headdim, row, 1],
-        }
-
-    q, k, v, o = (
-        tensor(heads, headdim)
-        for heads, headdim in (
-            (cell.heads_q, cell.headdim_qk),
-            (cell.heads_k, cell.headdim_qk),
-            (cell.heads_k, cell.headdim_v),
-            (cell.heads_q, cell.headdim_v),
-        )
-    )
-    stats = {"dim": [cell.batch, cell.heads_q, cell.seqlen, 1], "data_type": "FLOAT"}
+    """The cell as graph_json describes a graph."""
+    facts = cell.facts()
+    kinds = {"bf16": DTYPES[dtype], "fp32": "FLOAT"}  # a cell is bf16
+    ports = {"do": "dO", "dq": "dQ", "dk": "dK", "dv": "dV", "sink": "sink_token", "dsink": "dSink_token"}
+    inputs, outputs = list(facts.inputs()), list(facts.outputs())
     attributes = {
-        "attn_scale": 1 / math.sqrt(cell.headdim_qk),
+        "attn_scale": cell.scale,
         "use_causal_mask": cell.causal,
         "use_deterministic_algorithm": cell.deterministic,
     }
     if cell.window is not None:
         attributes["sliding_window_length"] = cell.window
-    inputs, outputs = ("q", "k", "v", "o", "dO", "stats"), ("dQ", "dK", "dV")
     return {
-        "format": 1,
+        "format": graph_json.FORMAT,
         "graph": {
             "io_data_type": DTYPES[dtype],
             "intermediate_data_type": "FLOAT",
             "compute_data_type": "FLOAT",
         },
-        "tensors": {"q": q, "k": k, "v": v, "o": o, "dO": o, "stats": stats, "dQ": q, "dK": k, "dV": v},
+        "tensors": {
+            t.name: {"dim": list(t.dim), "stride": list(t.stride), "data_type": kinds[t.dtype]}
+            for t in (*inputs, *outputs)
+        },
         "node": {
             "op": "sdpa_backward",
-            "inputs": dict(zip(inputs, inputs, strict=True)),
-            "outputs": dict(zip(outputs, outputs, strict=True)),
+            "inputs": {ports.get(t.name, t.name): t.name for t in inputs},
+            "outputs": {ports.get(t.name, t.name): t.name for t in outputs},
             "attributes": attributes,
         },
     }
