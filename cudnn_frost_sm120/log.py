@@ -8,5 +8,5 @@ logging.getLogger(__package__).addHandler(logging.NullHandler())
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module, by its ``__name__``."""
+    """The logger of a module, by its ``__name__``, or of all."""
     return logging.getLogger(name)

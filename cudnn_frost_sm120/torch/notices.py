@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from torch.compiler import assume_constant_result
 
-_LOGGER = logging.getLogger("cudnn_frost_sm120")
+from ..log import logger
+
+_LOGGER = logger("cudnn_frost_sm120")
 _said: set[str] = set()
 
 
