@@ -16,6 +16,8 @@ from .workspace import ds_region_bytes
 
 RELAY_SLOWDOWN = {32: 1.1, 64: 1.1, 128: 1.2, 192: 1.65, 256: 1.4}
 """Of the relay against atomic adds, by native head dim of the scores."""
+DS_STORE_TIE = 1.01
+"""A tie goes to a route that needs less memory than stored dS (measured: D256 without a mask, 1.11 of atomic adds)."""
 RELAY_WALK_SLOWDOWN = 1.75
 """The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
 
@@ -48,4 +50,6 @@ def _seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs)
     if knobs.reduction_mode is ReductionMode.RELAY:
         waits = knobs.heads_per_cta > 1 and effective_bounds(facts)[1] is not None
         seconds *= RELAY_WALK_SLOWDOWN if waits else RELAY_SLOWDOWN[tile.headdim_qk]
+    if knobs.reduction_mode is ReductionMode.DS_STORE:
+        seconds *= DS_STORE_TIE
     return seconds
