@@ -104,11 +104,17 @@ def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target) -> flo
     return in_turn * flops / (RATES[target.name].flops_per_sm / shape.ctas_per_sm)
 
 
+def stored_scores(facts: BwdFacts, tile: TileConfig) -> int:
+    """Scores whose dS is stored, where it is: those of tiles that a warp visits."""
+    warp_keys = tile.tile_n // WARPS_PER_GROUP
+    tiles, weight = visited_tiles(facts, QUERY_PADDING, warp_keys, by_query=True)
+    return round(sum(tiles) * weight) * QUERY_PADDING * warp_keys * facts.batch * facts.heads_q
+
+
 def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     """Time of writing dS, and of the kernel that reads it and multiplies it by K."""
     rates = RATES[target.name]
-    tiles, weight = visited_tiles(facts, QUERY_PADDING, tile.tile_n // WARPS_PER_GROUP, by_query=True)
-    scores = sum(tiles) * weight * QUERY_PADDING * tile.tile_n // WARPS_PER_GROUP * facts.batch * facts.heads_q
+    scores = stored_scores(facts, tile)
     read = 2 * scores / rates.bytes_per_second
     multiply = 2 * scores * tile.headdim_qk / (rates.flops_per_sm * target.sm_count)
     launches = facts.batch * facts.heads_q / (slots_per_launch(facts, knobs, target) * knobs.heads_per_cta)

@@ -16,10 +16,10 @@ from .workspace import ds_region_bytes
 
 RELAY_SLOWDOWN = {32: 1.1, 64: 1.1, 128: 1.2, 192: 1.65, 256: 1.4}
 """Of the relay against atomic adds, by native head dim of the scores."""
-DS_STORE_TIE = 1.01
-"""A tie goes to a route that needs less memory than stored dS (measured: D256 without a mask, 1.11 of atomic adds)."""
 RELAY_WALK_SLOWDOWN = 1.75
 """The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
+DS_STORE_TIE = 1.01
+"""A tie goes to a route that needs less memory than stored dS (measured: D256 without a mask, 1.11 of atomic adds)."""
 
 
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:

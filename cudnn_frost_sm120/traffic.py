@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+from .cost import stored_scores
 from .facts import ITEMSIZE, TensorFacts
 from .knobs import ReductionMode
 from .plan import BwdPlan
@@ -44,6 +45,13 @@ def dq_recompute(plan: BwdPlan) -> Traffic:
     return Traffic(read, _statistics(plan) + size(facts.dq))
 
 
+def dq_gemm(plan: BwdPlan) -> Traffic:
+    """Where dS is stored: reads it, and K; writes dQ."""
+    if plan.key.reduction is not ReductionMode.DS_STORE:
+        return Traffic()
+    return Traffic(_stored_ds(plan) + size(plan.facts.k), size(plan.facts.dq))
+
+
 def convert_dq(plan: BwdPlan) -> Traffic:
     """Reads the fp32 sums of dQ, writes dQ."""
     sums = _region(plan, "dq_accum")
@@ -65,17 +73,17 @@ def dsink(plan: BwdPlan) -> Traffic:
 
 
 def main_kernel(plan: BwdPlan) -> Traffic:
-    """Not counted among those around it: reads Q, K, V, dO, LSE and delta, reads and writes the sums of dQ, writes dK
-    and dV or their parts."""
+    """Not counted among those around it: reads Q, K, V, dO, LSE and delta, reads and writes the sums of dQ, writes dS
+    where it is stored, and dK and dV or their parts."""
     facts = plan.facts
     inputs = sum(size(tensor) for tensor in (facts.q, facts.k, facts.v, facts.do))
     sums = _region(plan, "dq_accum")
     parts = _region(plan, "dk_partial") + _region(plan, "dv_partial")
     read = inputs + _statistics(plan) + sums
-    return Traffic(read, sums + (parts or size(facts.dk) + size(facts.dv)))
+    return Traffic(read, sums + _stored_ds(plan) + (parts or size(facts.dk) + size(facts.dv)))
 
 
-STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, dq_recompute, convert_dq, sum_parts, dsink)
+STAGES: tuple[Callable[[BwdPlan], Traffic], ...] = (preprocess, dq_recompute, dq_gemm, convert_dq, sum_parts, dsink)
 
 
 def outside_main(plan: BwdPlan) -> dict[str, Traffic]:
@@ -91,6 +99,11 @@ def outside_bytes(plan: BwdPlan) -> int:
 def _statistics(plan: BwdPlan) -> int:
     """LSE and delta of the padded rows."""
     return _region(plan, "lse") + _region(plan, "delta")
+
+
+def _stored_ds(plan: BwdPlan) -> int:
+    stored = plan.key.reduction is ReductionMode.DS_STORE
+    return 2 * stored_scores(plan.facts, plan.key.tile) if stored else 0
 
 
 def _region(plan: BwdPlan, name: str) -> int:

@@ -15,6 +15,7 @@ import torch
 from .. import reference
 from ..facts import MaskFacts
 from . import cuda
+from .plain import Lengths
 
 NAMESPACE = "cudnn_frost_sm120"
 
@@ -34,7 +35,6 @@ sdpa_forward = torch.ops.cudnn_frost_sm120.sdpa_forward.default
 sdpa_backward = torch.ops.cudnn_frost_sm120.sdpa_backward.default
 
 Optional = torch.Tensor | None
-Lengths = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def _mask_and_lengths(

@@ -151,6 +151,14 @@ def test_bytes_outside_the_main_kernel() -> None:
     assert set(found) == {"dq_recompute", "dsink"}
     inputs = rows * 64 * 2 * 3 + keys * 64 * 2 * 2 + rows * 4  # Q, O, dO; K, V; LSE
     assert found["dq_recompute"] == traffic.Traffic(inputs, rows * (4 + 4 + 64 * 2))
+    full = replace(facts, mask=replace(facts.mask, left_bound=None, right_bound=None))
+    stored = make_plan(full, knobs_of(tile, 4, ReductionMode.DS_STORE), SM120)
+    scores = rows * 4096
+    found = traffic.outside_main(stored)
+    assert set(found) == {"preprocess", "dq_gemm", "dsink"}
+    assert found["dq_gemm"] == traffic.Traffic(2 * scores + keys * 64 * 2, rows * 64 * 2)
+    recomputed = make_plan(full, knobs_of(tile, 4, ReductionMode.RECOMPUTE), SM120)
+    assert traffic.main_kernel(stored).written == traffic.main_kernel(recomputed).written + 2 * scores
 
 
 def _result(cell: Cell, **milliseconds: float) -> Result:
