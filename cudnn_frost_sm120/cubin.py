@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .config.arch import FORBIDDEN_SASS, SPILL_SASS
 from .config.smem import SmemLayout
+from .knobs import ReductionMode
 from .plan import ChainKey
 from .target import Target
 
@@ -67,6 +68,18 @@ class Cubin:
         """Disassembly of one of KERNELS."""
         return next(text for symbol, text in functions(self.sass()) if f"kernels{kernel}" in symbol)
 
+    def early_frees(self) -> list[str]:
+        """`reads_under_way` of every kernel, where no TMA write may follow.
+
+        Two arrivals of the main kernel free dS instead, for ordinary stores, which do come behind earlier reads.
+        """
+        found = []
+        for symbol, text in functions(self.sass()):
+            lines = reads_under_way(text)
+            frees_ds = "kernelsmain" in symbol and self.key.reduction is ReductionMode.ATOMIC
+            found += lines if len(lines) > (2 if frees_ds else 0) else []
+        return found
+
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""
         return [line.strip() for line in self.sass().splitlines() if is_forbidden(line)]
@@ -89,6 +102,65 @@ _FORBIDDEN = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(?:" + "|".join(
 def is_forbidden(line: str) -> bool:
     """Whether a line of a disassembly is an instruction that no kernel of ours may have."""
     return _FORBIDDEN.match(line) is not None
+
+
+_LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_FREES = re.compile(r"SYNCS\.ARRIVE\S*A1T0|BAR\.SYNC")
+
+
+def reads_under_way(sass: str) -> list[str]:
+    """Of one kernel: the arrivals and CTA barriers that an `ldmatrix` comes before whose result nothing has taken in.
+
+    What TMA writes behind such an arrival may go over the data (device/pipeline.py). Code is taken as it stands; a loop
+    that holds products begins with nothing under way, as what was read ahead of it stays. `ldmatrix` results arrive in
+    order, on which ptxas relies too.
+    """
+    lines = sass.splitlines()
+    heads = _product_loops(lines)
+    under_way: list[set[int]] = []  # destination registers of each load
+    found = []
+    for line in lines:
+        label, instruction = _LABEL.match(line), _LINE.match(line)
+        if label and label.group(1) in heads:
+            under_way = []
+        if not instruction:
+            continue
+        opcode, operands = instruction.groups()
+        read = _registers_read(opcode, operands)
+        taken = [at for at, registers in enumerate(under_way) if registers & read]
+        under_way = under_way[taken[-1] + 1 :] if taken else under_way
+        if opcode.startswith("LDSM"):
+            first = int(re.findall(r"\bR(\d+)\b", operands)[0])
+            under_way.append(set(range(first, first + int(opcode[-1]))))
+        elif under_way and _FREES.match(opcode):
+            found.append(line.strip())
+    return found
+
+
+def _product_loops(lines: list[str]) -> set[str]:
+    """Labels of the loops that hold matrix products."""
+    at = {match.group(1): number for number, line in enumerate(lines) if (match := _LABEL.match(line))}
+    heads = set()
+    for number, line in enumerate(lines):
+        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
+        first = at.get(target.group(1), number) if target else number
+        if any("HMMA" in body for body in lines[first:number]):
+            heads.add(target.group(1))  # type: ignore[union-attr]
+    return heads
+
+
+def _registers_read(opcode: str, operands: str) -> set[int]:
+    """By their numbers; of the operands that are vectors, those of HMMA are known to be."""
+    read: set[int] = set()
+    stores = opcode.startswith(("ST", "RED"))
+    for place, operand in enumerate(operands.split(",")):
+        if place == 0 and not stores:
+            continue
+        width = {1: 4, 2: 2, 3: 4}[place] if opcode.startswith("HMMA") else 4 if stores else 1
+        for number in re.findall(r"\bR(\d+)\b", operand):
+            read |= set(range(int(number), int(number) + width))
+    return read
 
 
 def compile_cubin(key: ChainKey, target: Target) -> Cubin:

@@ -1,4 +1,4 @@
-"""Every chain there is, compiled for sm_120a and checked for spills: the whole of what test_cubin.py samples.
+"""Every chain there is, compiled for sm_120a and checked: the whole of what test_cubin.py samples.
 
     python -m tests.cubins [--headdim 256] [--dtype bf16 fp16] [--jobs 8]
 
@@ -39,14 +39,15 @@ def every_chain(dtypes: list[str], headdims: list[int]) -> list[ChainKey]:
     return list(keys)
 
 
-def spills(key: ChainKey) -> tuple[str, list[str]]:
+def faults(key: ChainKey) -> tuple[str, list[str]]:
     """The chain's name, and what is wrong with its kernels."""
     from cudnn_frost_sm120 import cubin
 
     warnings.simplefilter("ignore")
     built = cubin.compile_cubin(key, SM120)
     stacks = [f"{row.kernel} has a stack of {row.stack_bytes}" for row in built.report() if row.stack_bytes]
-    return key.name, stacks + ([] if stacks else built.forbidden_instructions()[:1])
+    early = [f"TMA may overwrite what is still read: {line}" for line in built.early_frees()[:1]]
+    return key.name, stacks + ([] if stacks else built.forbidden_instructions()[:1]) + early
 
 
 def main() -> int:
@@ -58,11 +59,11 @@ def main() -> int:
     keys = every_chain(options.dtype, options.headdim)
     bad = 0
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for name, wrong in pool.map(spills, keys):
+        for name, wrong in pool.map(faults, keys):
             bad += bool(wrong)
             if wrong:
                 print(f"{name}: {'; '.join(wrong)}", flush=True)
-    print(f"{len(keys)} chains, {bad} with spills or forbidden instructions")
+    print(f"{len(keys)} chains, {bad} with spills, forbidden instructions or stages freed too early")
     return 1 if bad else 0
 
 

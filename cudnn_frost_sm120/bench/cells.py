@@ -153,6 +153,6 @@ GRIDS: dict[str, list[Cell]] = {
     "windows": _WINDOWS,
     "short": _SHORT,
     "deterministic": _deterministic([*_squares(SHAPES, (2048, 8192)), *_WINDOWS]),
-    "long-deterministic": _deterministic(_squares(SHAPES, (4096, 16384))),
+    "long-deterministic": _deterministic(_squares(SHAPES, (4096, 16384, 32768))),
 }
 GRIDS["all"] = [*_MAIN, *_WINDOWS, *_SHORT, *GRIDS["deterministic"], *GRIDS["long-deterministic"]]

@@ -120,7 +120,7 @@ class SmemLayout:
 
     @property
     def kv_read(self) -> int:
-        """Every warp holds its V (and K) fragments: the pipelines may take V's space."""
+        """Every warp of the gradient group holds its V fragments: the pipelines may take V's space."""
         return self.p_empty + 8 * WARPS_PER_GROUP * self.tile.p_stages
 
     @property
@@ -150,6 +150,6 @@ class SmemLayout:
             (self.ds_empty, tile.ds_stages, WARPS if tile.dq_both_groups else WARPS_PER_GROUP),
             (self.p_full, pairs, 1),
             (self.p_empty, pairs, 1),
-            (self.kv_read, 1, WARPS),
+            (self.kv_read, 1, WARPS_PER_GROUP),
             (self.cleaned, 1, WARPS),
         )

@@ -93,6 +93,11 @@ def a_fragments(base, headdim: int, tile_rows: int, blocks: int, in_registers: b
     return loaded.__getitem__
 
 
+def registers_of(frags_of: Callable[[int], list], headdim: int) -> list:
+    """Every register of fragments that are in registers (`a_fragments`)."""
+    return [register for k in range(headdim // 16) for block in frags_of(k) for register in block]
+
+
 def gemm_scores(frags_of: Callable[[int], list], base, headdim: int, rows: int, dtype, tile_rows: int = 0) -> list:
     """[blocks][rows / 8][4] scores: the rows of `frags_of` (`a_fragments`) times `rows` rows of a smem tile at `base`
     (lane offset included) that has `tile_rows` in all (0: as many)."""

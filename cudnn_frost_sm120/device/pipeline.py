@@ -3,9 +3,17 @@
 Memory order: a TMA load completes on its `full` barrier, so a waiter sees its bytes. Ordinary shared stores of a warp
 become visible to a waiter of `arrive`: the lanes meet at a warp barrier, then lane 0 arrives (release), and the waiter
 acquires. An `empty` barrier counts one arrival per reading warp, after that warp's last read of the stage.
+
+A TMA write is ordered behind no load that is still on its way to registers, whatever barrier lies between (seen: a tile
+read by `ldmatrix` overwritten before the data had left, when the memory pipe was held up). So a stage that TMA fills is
+freed only behind instructions that took in all that was read of it: results stored, a branch behind the products, or
+`once_read`. cubin.reads_under_way checks it in the machine code.
 """
 
 from __future__ import annotations
+
+from functools import reduce
+from operator import or_
 
 import cutlass
 import cutlass.cute as cute
@@ -38,6 +46,12 @@ def arrive(lane, every_lane: cutlass.Constexpr[bool], *bars):
     elif lane == 0:
         for bar in cutlass.range_constexpr(len(bars)):
             prims.mbarrier_arrive(smem_ptr(bars[bar], Int64))
+
+
+def once_read(bar, registers):
+    """`bar`, as an address that is known only once `registers` hold what was loaded into them."""
+    _, _, zero = cute.arch.block_idx()  # grids have one layer, which the compiler does not know
+    return bar + (reduce(or_, registers) & zero)
 
 
 def expect_bytes(bar, nbytes: int) -> None:

@@ -29,8 +29,8 @@ from ..device.copy import (
     zero_rows,
 )
 from ..device.mask import Mask
-from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair
-from ..device.pipeline import arrive, expect_bytes, next_stage, wait
+from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair, registers_of
+from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.scheduler import key_tile_of
 from .main_setup import MainConfig, mask_of
 from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
@@ -110,8 +110,10 @@ class DqRecomputeKernel:
         q_frags = a_fragments(base + tile.q + rows, tile.headdim_qk, TILE_M, 1, tile.q_in_registers)
         do_frags = a_fragments(base + tile.do + rows, tile.headdim_v, TILE_M, 1, in_registers=True)
         if cutlass.const_expr(tile.early_stages < tile.stages):
-            # An mbarrier: a CTA barrier does not wait for loads on their way to registers (seen: Q overwritten).
-            arrive(lane, config.every_lane_arrives, base + tile.query_read)
+            registers = registers_of(do_frags, tile.headdim_v)
+            if cutlass.const_expr(tile.q_in_registers):
+                registers = registers + registers_of(q_frags, tile.headdim_qk)
+            arrive(lane, config.every_lane_arrives, once_read(base + tile.query_read, registers))
             if warp == 0:
                 wait(base + tile.query_read, Int32(0))
         for stage in cutlass.range_constexpr(tile.early_stages, tile.stages):
@@ -128,7 +130,9 @@ class DqRecomputeKernel:
         stage, phase = Int32(0), Int32(0)
         before, before_phase = Int32(0), Int32(0)  # the stage and phase of the tile before
         for n_block in cutlass.range(begin, end, unroll=1):
-            # Refill the stage of the tile before: by now every warp has left it, or is about to.
+            # Free the stage of the tile before, and refill it: by now every warp has left it, or is about to.
+            if n_block > begin:
+                arrive(lane, config.every_lane_arrives, base + tile.empty + 8 * before)
             if (warp == 0) & (n_block > begin) & (n_block - 1 + tile.stages < end):
                 wait(base + tile.empty + 8 * before, before_phase)
                 if prims.elect_sync():
@@ -147,7 +151,6 @@ class DqRecomputeKernel:
                         self.add(acc, *operands)
                 else:
                     self.add(acc, *operands)
-            arrive(lane, config.every_lane_arrives, base + tile.empty + 8 * stage)
             before, before_phase = stage, phase
             stage, phase = next_stage(stage, phase, tile.stages)
 

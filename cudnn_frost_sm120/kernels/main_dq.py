@@ -28,8 +28,10 @@ class DqTile:
         self.stride = self.column_warps if tile.dq_interleaved else 1  # between a warp's steps
 
     @cute.jit
-    def add(self, cta: Cta, dq_warp, m_block, head, stage, phase):
+    def add(self, cta: Cta, dq_warp, m_block, head, stage, phase, read=None):
         """Wait for dS of the stage, which belongs to this query tile, free it, and add its product with K.
+
+        `read`: the barrier of a stage that the products before this one have read.
 
         In the relay a full stage also means that it is this CTA's turn (main_gradient_group).
         """
@@ -37,6 +39,8 @@ class DqTile:
         row_warp = dq_warp % self.row_warps
         column_warp = dq_warp // self.row_warps
         wait(cta.smem + smem.ds_full + 8 * stage, phase)
+        if cutlass.const_expr(read is not None):
+            arrive(lane, config.every_lane_arrives, read)
         ds = cta.smem + smem.ds + stage * smem.ds_bytes
         first_step = column_warp if tile.dq_interleaved else column_warp * self.steps
         k_lane = a_lane_offset(lane)

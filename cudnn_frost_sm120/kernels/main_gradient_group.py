@@ -22,8 +22,8 @@ from ..device.copy import (
     stmatrix_x4,
     tma_load_tile,
 )
-from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, unpack_pair
-from ..device.pipeline import arrive, expect_bytes, next_stage, wait
+from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of, unpack_pair
+from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.relay import fence, pass_turn, peek, wait_turn
 from ..device.relay_order import key_turn
 from .main_cleaning import clean_query_tile
@@ -34,9 +34,9 @@ from .main_setup import (
     head_in_group,
     key_fragments,
     next_tile,
-    pass_over,
     tile_after,
     turn_counter,
+    wait_for_tile,
 )
 
 
@@ -89,7 +89,8 @@ class GradientGroup:
         for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_qk // 8) * 4):
             acc_dk[x] = Float32(0.0)
         v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
+        kv_read = once_read(cta.smem + smem.kv_read, registers_of(v_frags, tile.headdim_v))
+        arrive(lane, config.every_lane_arrives, kv_read)
 
         # The dO tile to load next, do_stages ahead of the tile in work; the next Q tile is a fixed number of tiles on.
         assert tile.q_stages >= tile.do_stages
@@ -120,13 +121,15 @@ class GradientGroup:
             stages = (q_stage, q_phase, do_stage, do_phase)
             if cutlass.const_expr(config.warps_skip):
                 if cta.mask.drops_tile(m_block * tile.tile_m, tile.tile_m, cta.first_key + keys, config.warp_keys):
-                    pass_over(config, cta, *stages)
+                    wait_for_tile(config, cta, *stages)
+                    arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
                 else:
                     ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
                     self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
                     if cutlass.const_expr(config.stores_ds):
                         self.keep_ds(cta, ds_frags, m_block, head)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
+                arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
             else:
                 ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
@@ -149,6 +152,8 @@ class GradientGroup:
                     if prims.elect_sync():
                         load_do(config, cta, src, do_stage, load_block, load_head)
                     cute.arch.sync_warp()
+            if cutlass.const_expr(not config.warps_skip):
+                arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
             if cutlass.const_expr(config.dq_in_main and tile.dq_both_groups):
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
@@ -198,12 +203,11 @@ class GradientGroup:
                     lo, hi = unpack_pair(pairs[e], config.dtype)
                     lo, hi = lo * (dp[2 * (e & 1)] - row[0]), hi * (dp[2 * (e & 1) + 1] - row[1])
                     ds[block][k][e] = pack_pair(lo, hi, config.dtype)
-        arrive(
-            lane,
-            config.every_lane_arrives,
-            cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group),
-            cta.smem + smem.do_empty + 8 * do_stage,
-        )
+        # dS took in dP and delta, so that dO and its delta rows have been read.
+        registers = [register for block in ds for step in block for register in step]
+        do_empty = once_read(cta.smem + smem.do_empty + 8 * do_stage, registers)
+        p_empty = cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group)
+        arrive(lane, config.every_lane_arrives, p_empty, do_empty)
         return ds
 
     @cute.jit
@@ -232,9 +236,8 @@ class GradientGroup:
 
     @cute.jit
     def add_dk(self, cta: Cta, acc_dk, ds_frags, q_stage, q_phase):
-        """acc_dk += dS^T Q, and the Q stage is free."""
+        """acc_dk += dS^T Q."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
         q_tile = cta.smem + smem.q + q_stage * smem.q_bytes + a_lane_offset(lane)
         gemm_accumulate(acc_dk, ds_frags, q_tile, tile.headdim_qk, tile.tile_m, config.dtype)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)

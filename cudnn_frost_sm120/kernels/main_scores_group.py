@@ -12,7 +12,7 @@ from ..device.pipeline import arrive, next_stage, wait
 from ..device.scores import log2_probabilities, mask_log2, mask_packed
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, pass_over
+from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, wait_for_tile
 
 
 class ScoresGroup:
@@ -33,7 +33,6 @@ class ScoresGroup:
             acc_dv[x] = Float32(0.0)
         k_tile = cta.smem + smem.k + keys * 128
         k_frags = key_fragments(config, k_tile, lane, tile.headdim_qk, tile.k_in_registers)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.kv_read)
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
@@ -45,7 +44,8 @@ class ScoresGroup:
             stages = (q_stage, q_phase, do_stage, do_phase)
             if cutlass.const_expr(config.warps_skip):
                 if cta.mask.drops_tile(m_block * tile.tile_m, tile.tile_m, cta.first_key + keys, config.warp_keys):
-                    pass_over(config, cta, *stages)
+                    wait_for_tile(config, cta, *stages)
+                    arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
                 else:
                     self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
@@ -53,11 +53,16 @@ class ScoresGroup:
                 self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
 
+            do_empty = cta.smem + smem.do_empty + 8 * do_stage  # behind a branch: pipeline.py says why
             if cutlass.const_expr(config.dq_in_main):
                 if t >= self.dq_lag:
-                    self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
+                    self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase, do_empty)
                     ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
                     dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
+                else:
+                    arrive(lane, config.every_lane_arrives, do_empty)
+            else:
+                arrive(lane, config.every_lane_arrives, do_empty)
             m_block, head = next_tile(config, cta, m_block, head)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
@@ -82,13 +87,12 @@ class ScoresGroup:
         p_stage,
         p_phase,
     ):
-        """P of a query tile, to the partner warp and into dV."""
+        """P of a query tile, to the partner warp and into dV; frees the Q stage."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         keys = cta.warp_in_group * config.warp_keys
         wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
         q_tile = cta.smem + smem.q + q_stage * smem.q_bytes + b_lane_offset(lane)
         acc_s = gemm_scores(k_frags, q_tile, tile.headdim_qk, tile.tile_m, config.dtype)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
         p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
 
         wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
@@ -99,12 +103,13 @@ class ScoresGroup:
             for k in cutlass.range_constexpr(tile.tile_m // 16):
                 value = cutlass.Vector.from_elements(tuple(p_frags[block][k]), Int32)
                 (hand_over + (block * (tile.tile_m // 16) + k) * 128).store(value, alignment=16)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group))
+        # P took in every score, so that Q and its LSE rows have been read.
+        handed_over = cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group)
+        arrive(lane, config.every_lane_arrives, handed_over, cta.smem + smem.q_empty + 8 * q_stage)
 
         wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
         do_tile = cta.smem + smem.do + do_stage * smem.do_bytes + a_lane_offset(lane)
         gemm_accumulate(acc_dv, p_frags, do_tile, tile.headdim_v, tile.tile_m, config.dtype)
-        arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
 
     @cute.jit
     def probabilities(self, cta: Cta, acc_s, m_block, head, keys, q_stage, scale_log2):

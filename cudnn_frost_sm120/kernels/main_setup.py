@@ -15,7 +15,7 @@ from ..device.bias import Bias
 from ..device.copy import a_lane_offset, gmem_ptr
 from ..device.mask import Mask, MaskKinds
 from ..device.mma import a_fragments
-from ..device.pipeline import arrive, wait
+from ..device.pipeline import wait
 from ..device.seqlen import SeqlenInfo
 from ..knobs import ReductionMode
 from .operands import Band, Extents, Lengths
@@ -146,14 +146,12 @@ def key_fragments(config: MainConfig, tile_base, lane, headdim: int, in_register
     return a_fragments(tile_base + a_lane_offset(lane), headdim, tile.tile_n, tile.key_blocks, in_registers)
 
 
-def pass_over(config: MainConfig, cta: Cta, q_stage, q_phase, do_stage, do_phase) -> None:
-    """Free the stages of a query tile that the mask drops for this warp's keys. They are waited for first: a warp that
-    ran ahead would arrive twice in one phase."""
+def wait_for_tile(config: MainConfig, cta: Cta, q_stage, q_phase, do_stage, do_phase) -> None:
+    """Wait for a query tile that the mask drops for this warp's keys, before its stages are freed: a warp that ran
+    ahead would arrive twice in one phase."""
     smem = config.smem
     wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
     wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
-    empty = (cta.smem + smem.q_empty + 8 * q_stage, cta.smem + smem.do_empty + 8 * do_stage)
-    arrive(cta.lane, config.every_lane_arrives, *empty)
 
 
 def turn_counter(config: MainConfig, cta: Cta, m_block, head):

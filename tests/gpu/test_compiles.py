@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cudnn_frost_sm120.knobs import ReductionMode
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_fifty_lengths_compile_once_per_machine(tmp_path):
-    """50 lengths (batches and heads too) in one process: one compile; a second process: none"""
+    """50 lengths (batches and heads too) in one process: one compile of each route taken; a second process: none"""
     environment = {**os.environ, "CUDNN_FRONTEND_COMPILED_CACHE": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     counts = []
@@ -20,5 +22,6 @@ def test_fifty_lengths_compile_once_per_machine(tmp_path):
         assert ran.returncode == 0, ran.stdout + ran.stderr
         counts.append(json.loads(ran.stdout.splitlines()[-1]))
     first, second = counts
-    assert list(first.values()) == [1], first
-    assert list(second.values()) == [0], second
+    assert set(first.values()) == {1}, first
+    assert len(first) < len(ReductionMode), first  # lengths choose between routes, nothing else
+    assert set(second.values()) == {0}, second

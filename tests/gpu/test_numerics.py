@@ -82,7 +82,7 @@ DETERMINISTIC = [
 
 @each(BUSY + [replace(case, deterministic=True) for case in BUSY] + DETERMINISTIC)
 def test_reruns_under_load(judge, case):
-    """100 runs beside a busy stream: every gradient bitwise equal, but dQ by atomic adds, which is right"""
+    """100 runs beside a busy stream: every gradient bitwise equal, dQ by atomic adds within rounding, and right"""
     problem = harness.Problem(case)
     if unserved(case):
         pytest.skip(f"not served yet: {', '.join(unserved(case))}")
@@ -95,6 +95,8 @@ def test_reruns_under_load(judge, case):
         torch.cuda.synchronize()
         judge(problem, problem.outputs)
         first = {name: tensor.clone() for name, tensor in problem.outputs.items()}
+        atomic = knobs.reduction_mode is ReductionMode.ATOMIC
+        beside = 0.02 * first["dq"].float().abs() + 0.02 * first["dq"].float().square().mean().sqrt()
         differing = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in first}
         worst_dq = torch.zeros((), dtype=torch.float64, device="cuda")
         for repeat in range(100):
@@ -104,12 +106,14 @@ def test_reruns_under_load(judge, case):
             problem.wipe_outputs()
             run()
             for name, tensor in problem.outputs.items():
-                differing[name] += (tensor != first[name]).sum()
+                if name == "dq" and atomic:  # another order of sums is seen in the last bits alone
+                    differing[name] += ((tensor.float() - first[name].float()).abs() > beside).sum()
+                else:
+                    differing[name] += (tensor != first[name]).sum()
             worst_dq = torch.maximum(worst_dq, torch.linalg.vector_norm(problem.outputs["dq"].double() - exact.dq))
         torch.cuda.synchronize()
         for name, count in differing.items():
-            if name != "dq" or knobs.reduction_mode is not ReductionMode.ATOMIC:
-                assert int(count) == 0, f"{int(count)} elements of {name} differed, knobs {knobs}"
+            assert int(count) == 0, f"{int(count)} elements of {name} differed, knobs {knobs}"
         assert float(worst_dq) <= harness.TOLERANCE[case.dtype] * max(exact.dq.norm().item(), exact.floors["dq"])
 
 
