@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
     ceilings = {OURS: ceiling.measure()} | ({THROTTLED: ceiling.measure(True)} if options.throttled else {})
     shown = ", ".join(f"{c.tflops:.0f} TFLOP/s at {c.clock_ghz:.2f} GHz ({who})" for who, c in ceilings.items())
-    header = f"{report.environment()}; mma.sync ceiling {shown}"
+    header = report.header(shown)
     print(header, flush=True)
     wishes = Wishes(peers, options.rounds, options.plans == "all", options.throttled, options.stages)
     results = []

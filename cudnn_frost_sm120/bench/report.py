@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from . import environment
 from .ceiling import Ceiling
 from .result import OURS, THROTTLED, Result
 from .targets import verdicts
@@ -21,10 +20,10 @@ def line(result: Result) -> str:
     return f"{result.cell.name}: {times}{gone}"
 
 
-def markdown(results: Sequence[Result], header: str) -> str:
+def markdown(results: Sequence[Result], made: str) -> str:
     """Every table of a run that has something in it."""
     peers = _peers(results)
-    parts = [[header], table(results, peers), verdict_table(results), plans_table(results), stages_table(results)]
+    parts = [[made], table(results, peers), verdict_table(results), plans_table(results), stages_table(results)]
     parts.append(missing_lines(results))
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
@@ -93,27 +92,20 @@ def missing_lines(results: Iterable[Result]) -> Iterator[str]:
         yield f"- no {who} in {len(cells)} cell{'s' * (len(cells) > 1)} ({cells[0]}, ...): {why}"
 
 
-def environment() -> str:
-    """One line: GPU, date, versions; says so where the GPU is only the stand-in."""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    stand_in = "" if major == 12 else ", Hopper stand-in, not SM120"
-    packages = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl")
-    versions = ", ".join(f"{package} {_version(package)}" for package in packages)
-    gpu = f"{torch.cuda.get_device_name()} (SM{major}{minor}{stand_in})"
-    made = f"{gpu}, {datetime.date.today()}, torch {torch.__version__}, {versions}"
-    return f"{made}; bf16, (B, S, H, D), medians of whole chains"
+def header(ceilings: str) -> str:
+    """The line above every table."""
+    made = f"{environment.gpu()}, {environment.day()}, {environment.driver()}, {environment.packages()}"
+    return f"{made}; bf16, (B, S, H, D), medians of whole chains; mma.sync ceiling {ceilings}"
 
 
-def write(folder: Path, name: str, results: Sequence[Result], header: str, ceilings: dict[str, Ceiling]) -> None:
+def write(folder: Path, name: str, results: Sequence[Result], made: str, ceilings: dict[str, Ceiling]) -> None:
     """`name`.json and `name`.md."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [result.as_json() for result in results]
-    made = {"environment": header, "ceilings": {who: asdict(found) for who, found in ceilings.items()}}
-    text = json.dumps({**made, "results": rows}, indent=1)
+    about = {"environment": made, "ceilings": {who: asdict(found) for who, found in ceilings.items()}}
+    text = json.dumps({**about, "results": rows}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(markdown(results, header) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(markdown(results, made) + "\n", encoding="utf-8")
 
 
 def plot(results: Sequence[Result], path: Path) -> str | None:
@@ -160,10 +152,3 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 
 def _number(value: float | None, how: str) -> str:
     return "-" if value is None else format(value, how)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "?"

@@ -22,7 +22,7 @@ from .dq_recompute import DqRecomputeKernel
 from .dsink import DsinkKernel
 from .main import MainKernel
 from .main_setup import MainConfig
-from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided, read_geometry
+from .operands import BiasOperand, Common, Extents, Lengths, Scratch, Strided, read_geometry
 from .preprocess import PreprocessKernel
 
 
@@ -70,22 +70,18 @@ class BackwardChain:
         bias = None if bias is None else BiasOperand(bias, *g.bias_strides)
         lengths = Lengths(seqlens_q, seqlens_k) if self.config.padded else None
 
+        common = Common(scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group)
         if cutlass.const_expr(self.config.recomputes):
-            operands = (scratch, e, g.band, lengths, bias, g.scale, scale, g.head_group, stream)
-            self.dq_recompute.launch(q, k, v, o, do, lse, dq, *operands)
+            self.dq_recompute.launch(q, k, v, o, do, lse, dq, common, stream)
         else:
             self.preprocess.launch(o, do, lse, scratch, e, lengths, stream)
-        inputs = (q, k, v, do, dk, dv)
-        shared = (e, g.band, lengths, bias, g.scale, scale, g.head_group)
+        slots = e.batch * (e.heads_q // e.heads_per_cta)
         if cutlass.const_expr(self.config.stores_ds):
-            slots = e.batch * (e.heads_q // e.heads_per_cta)
             for first in cutlass.range(0, slots, g.slots_per_launch, unroll=1):
                 count = minimum(g.slots_per_launch, slots - first)
-                self.store_ds(inputs, dq, scratch, g.band, lengths, shared, g.key_group, first, count, stream)
+                self.store_ds(q, k, v, do, dq, dk, dv, common, g.key_group, first, count, stream)
         else:
-            self.main.launch(
-                *inputs, scratch, *shared, g.key_group, None, e.batch * (e.heads_q // e.heads_per_cta), stream
-            )
+            self.main.launch(q, k, v, do, dk, dv, common, g.key_group, None, slots, stream)
         rows_q, rows_k = padded_queries(e.seqlen_q), padded_keys(e.seqlen_k)
         if cutlass.const_expr(self.config.dq_in_main):
             self.convert_qk.launch(
@@ -96,24 +92,34 @@ class BackwardChain:
                 self.sum_parts(dk, dv, scratch, e, rows_k, g.scale, scale, stream)
         if cutlass.const_expr(self.dbias is not None):
             dbias_out = BiasOperand(dbias, *g.dbias_strides)
-            operands = (scratch, e, g.band, lengths, bias, g.scale, scale, stream)
-            self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, *operands)
+            self.dbias.launch(q, k, v, do, dbias_out, *g.dbias_extents, common, stream)
         if cutlass.const_expr(dsink is not None):
             DsinkKernel().launch(sink, dsink, scratch, e, stream)
 
     @cute.jit
     def store_ds(
-        self, inputs, dq: Strided, scratch: Scratch, band: Band, lengths, shared, key_group, first, count, stream
+        self,
+        q: Strided,
+        k: Strided,
+        v: Strided,
+        do: Strided,
+        dq: Strided,
+        dk: Strided,
+        dv: Strided,
+        common: Common,
+        key_group,
+        first,
+        count,
+        stream,
     ):
         """The main kernel and dQ for `count` slots from `first` on; their dS takes the place of the last ones'."""
-        e, scale, scale_address, head_group = shared[0], shared[4], shared[5], shared[6]
+        e, band, scratch = common.extents, common.band, common.scratch
         first_head = first * e.heads_per_cta
         keys = ds_store.strip_keys(e.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
         before = ds_store.ds_bytes(Int64(first_head), e.seqlen_q, keys)
-        scratch = scratch._replace(ds=scratch.ds - before)
-        self.main.launch(*inputs, scratch, *shared, key_group, first, count, stream)
-        operands = (scratch, e, band, lengths, scale, scale_address, head_group)
-        self.dq_gemm.launch(inputs[1], dq, *operands, first_head, count * e.heads_per_cta, stream)
+        common = common._replace(scratch=scratch._replace(ds=scratch.ds - before))
+        self.main.launch(q, k, v, do, dk, dv, common, key_group, first, count, stream)
+        self.dq_gemm.launch(k, dq, common, first_head, count * e.heads_per_cta, stream)
 
     @cute.jit
     def sum_parts(self, dk: Strided, dv: Strided, scratch: Scratch, e: Extents, rows_k, scale, scale_address, stream):

@@ -35,7 +35,7 @@ from ..device.pipeline import expect_bytes, wait
 from ..device.scores import log2_probabilities, mask_log2
 from ..device.select import maximum, minimum
 from .main_setup import MainConfig, key_fragments, mask_of
-from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
+from .operands import BiasOperand, Common, Extents, Strided
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -76,16 +76,11 @@ class DbiasKernel:
         tma_v: cutlass.GridConstant[cuda.TensorMap],
         tma_do: cutlass.GridConstant[cuda.TensorMap],
         dbias: BiasOperand,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand,
+        common: Common,
         batches: Int32,
         heads: Int32,
-        scale: Float32,
-        scale_address: Int64 | None,
     ):
+        extents, scratch = common.extents, common.scratch
         main, tile, over_q, over_k = self.main, self.main.tile, self.config.over_q, self.config.over_k
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
@@ -107,13 +102,13 @@ class DbiasKernel:
             acc[x] = Float32(0.0)
         padded_q = padded_queries(extents.seqlen_q)
         group = extents.heads_q // extents.heads_k
-        values = Bias(main.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k)
+        values = Bias(main.bias_dtype, *common.bias, extents.seqlen_q, extents.seqlen_k)
         b_lane, keys = b_lane_offset(lane), 16 * warp
         phase = Int32(0)
-        scale_log2 = scale_of(scale, scale_address) * LOG2_E
+        scale_log2 = scale_of(common.scale, common.scale_address) * LOG2_E
         cute.arch.griddepcontrol_wait()
         for batch in cutlass.range(batch_own, extents.batch, batches, unroll=1):
-            seqlen, mask = mask_of(main, batch, extents, band, lengths)
+            seqlen, mask = mask_of(main, batch, common)
             for n_block in cutlass.range(n_own, n_blocks, n_tiles, unroll=1):
                 begin, end = query_tiles(n_block, tile.tile_m, TILE_N, seqlen, mask)
                 if cutlass.const_expr(not over_q):  # this CTA's query tile, where the key tile visits it at all
@@ -237,17 +232,11 @@ class DbiasKernel:
         dbias: BiasOperand,
         batches,
         heads,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand,
-        scale,
-        scale_address,
+        common: Common,
         stream,
     ):
         """`batches`, `heads`: extents of those dims of dBias."""
-        e, dtype, tile = extents, self.main.dtype, self.main.tile
+        e, dtype, tile = common.extents, self.main.dtype, self.main.tile
         maps = [
             tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), tile.tile_m),
             tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), TILE_N),
@@ -256,7 +245,6 @@ class DbiasKernel:
         ]
         m_tiles = 1 if self.config.over_q else (e.seqlen_q + (tile.tile_m - 1)) // tile.tile_m
         n_tiles = 1 if self.config.over_k else (e.seqlen_k + (TILE_N - 1)) // TILE_N
-        operands = (dbias, scratch, extents, band, lengths, bias, batches, heads, scale, scale_address)
-        self.kernel(*maps, *operands).launch(
+        self.kernel(*maps, dbias, common, batches, heads).launch(
             grid=(n_tiles * m_tiles * heads * batches, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
         )

@@ -23,7 +23,7 @@ from ..device.pipeline import arrive, expect_bytes, next_stage, wait
 from ..device.scheduler import key_tile_of
 from .main_epilogue import store_rows
 from .main_setup import MainConfig, mask_of
-from .operands import Band, Extents, Lengths, Scratch, Strided
+from .operands import Common, Strided
 
 TILE_M = 128
 """Query rows of a CTA."""
@@ -54,27 +54,21 @@ class DqGemmKernel:
         self,
         tma_k: cutlass.GridConstant[cuda.TensorMap],
         dq: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
         first_head: Int32,
     ):
-        config, tile = self.config, self.config.tile
+        config, tile, extents, band = self.config, self.config.tile, common.extents, common.band
         cute.arch.griddepcontrol_launch_dependents()
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         lane, warp = tid & 31, cute.arch.make_warp_uniform(tid >> 5)
         m_blocks = (extents.seqlen_q + (TILE_M - 1)) // TILE_M
         block = block + first_head * m_blocks
-        m_block, head, batch = key_tile_of(block, m_blocks, extents.heads_q, extents.batch, head_group)
+        m_block, head, batch = key_tile_of(block, m_blocks, extents.heads_q, extents.batch, common.head_group)
         if cutlass.const_expr(config.mask.right):
             m_block = m_blocks - 1 - m_block  # the longest first
         head_k = head // (extents.heads_q // extents.heads_k)
-        seqlen, mask = mask_of(config, batch, extents, band, lengths)
+        seqlen, mask = mask_of(config, batch, common)
         begin, end = key_tiles(m_block, TILE_M, TILE_N, seqlen, mask)
         query = m_block * TILE_M + warp * self.warp_rows
         # What the main kernel visits, in tiles of its query rows: the rest of dS was never written.
@@ -99,7 +93,7 @@ class DqGemmKernel:
         keys = ds_store.strip_keys(extents.seqlen_k, config.mask, band.left_bound, band.right_bound)
         head_strip = Int64(batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q)
         offset = ds_store.tile_offset(head_strip, query, begin * TILE_N, keys, mask)
-        source = gmem_ptr(scratch.ds, Int32) + offset + 4 * lane
+        source = gmem_ptr(common.scratch.ds, Int32) + offset + 4 * lane
         ds = cutlass.Array(Int32, self.row_blocks * STEPS * 4, alignment=16)
         for x in cutlass.range_constexpr(self.row_blocks * STEPS * 4):
             ds[x] = Int32(0)
@@ -141,7 +135,7 @@ class DqGemmKernel:
             before, before_phase = stage, phase
             stage, phase = next_stage(stage, phase, STAGES)
 
-        scale = scale_of(scale, scale_address)
+        scale = scale_of(common.scale, common.scale_address)
         target = (dq, batch, head, query, extents.seqlen_q, extents.headdim_qk)
         store_rows(acc, *target, scale, config.dtype, lane, self.row_blocks, self.headdim)
 
@@ -185,20 +179,15 @@ class DqGemmKernel:
         self,
         k: Strided,
         dq: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
         first_head: Int32,
         heads: Int32,
         stream,
     ):
         """`heads` (batch, query head) from `first_head` on, a multiple of `head_group`."""
-        e = extents
+        e = common.extents
         tma_k = tensor_map(self.config.dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), TILE_N)
         grid = (e.seqlen_q + (TILE_M - 1)) // TILE_M * heads
-        operands = (dq, scratch, extents, band, lengths, scale, scale_address, head_group, first_head)
-        self.kernel(tma_k, *operands).launch(grid=(grid, 1, 1), block=(self.threads, 1, 1), stream=stream, use_pdl=True)
+        self.kernel(tma_k, dq, common, first_head).launch(
+            grid=(grid, 1, 1), block=(self.threads, 1, 1), stream=stream, use_pdl=True
+        )

@@ -33,7 +33,7 @@ from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair, r
 from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.scheduler import key_tile_of
 from .main_setup import MainConfig, mask_of
-from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
+from .operands import Common, Strided
 from .row_statistics import RowStatistics
 
 
@@ -54,28 +54,21 @@ class DqRecomputeKernel:
         do: Strided,
         lse: Strided,
         dq: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
     ):
         cute.arch.griddepcontrol_launch_dependents()
-        config, tile = self.config, self.tile
+        config, tile, extents, bias = self.config, self.tile, common.extents, common.bias
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         lane, warp = tid & 31, cute.arch.make_warp_uniform(tid >> 5)
         row_warp, key_warp = warp % ROW_WARPS, warp // ROW_WARPS
         m_blocks = padded_queries(extents.seqlen_q) // TILE_M
-        m_block, head, batch = key_tile_of(block, m_blocks, extents.heads_q, extents.batch, head_group)
+        m_block, head, batch = key_tile_of(block, m_blocks, extents.heads_q, extents.batch, common.head_group)
         if cutlass.const_expr(config.mask.right):
             m_block = m_blocks - 1 - m_block  # the longest first
         head_k = head // (extents.heads_q // extents.heads_k)
         first_query = m_block * TILE_M
-        seqlen, mask = mask_of(config, batch, extents, band, lengths)
+        seqlen, mask = mask_of(config, batch, common)
         begin, end = key_tiles(m_block, TILE_M, tile.tile_n, seqlen, mask)
 
         storage = cutlass.Array(Uint8, tile.total, space=cutlass.AddressSpace.smem, alignment=1024)
@@ -96,7 +89,9 @@ class DqRecomputeKernel:
                 if begin + stage < end:
                     self.load(tma_k, tma_v, base, Int32(stage), begin + stage, head_k, batch)
         shared = base + tile.rows
-        self.statistics.write(tid, batch, head, first_query, o, do, lse, scratch, extents, lengths, shared)
+        self.statistics.write(
+            tid, batch, head, first_query, o, do, lse, common.scratch, extents, common.lengths, shared
+        )
         cute.arch.barrier()
 
         # Row `lane / 4` of this warp's 16, and the one 8 below it.
@@ -125,7 +120,7 @@ class DqRecomputeKernel:
         acc = cutlass.Array(Float32, tile.headdim_qk // 2, alignment=16)
         for x in cutlass.range_constexpr(tile.headdim_qk // 2):
             acc[x] = Float32(0.0)
-        scale = scale_of(scale, scale_address)
+        scale = scale_of(common.scale, common.scale_address)
         values = None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k)
         stage, phase = Int32(0), Int32(0)
         before, before_phase = Int32(0), Int32(0)  # the stage and phase of the tile before
@@ -282,17 +277,10 @@ class DqRecomputeKernel:
         do: Strided,
         lse: Strided,
         dq: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
         stream,
     ):
-        dtype, tile, e = self.config.dtype, self.tile, extents
+        dtype, tile, e = self.config.dtype, self.tile, common.extents
         maps = [
             tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), TILE_M),
             tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), tile.tile_n),
@@ -300,8 +288,7 @@ class DqRecomputeKernel:
             tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), TILE_M),
         ]
         grid = padded_queries(e.seqlen_q) // TILE_M * e.heads_q * e.batch
-        operands = (o, do, lse, dq, scratch, extents, band, lengths, bias, scale, scale_address, head_group)
-        self.kernel(*maps, *operands).launch(
+        self.kernel(*maps, o, do, lse, dq, common).launch(
             grid=(grid, 1, 1),
             block=(tile.threads, 1, 1),
             stream=stream,

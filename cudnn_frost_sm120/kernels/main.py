@@ -28,7 +28,7 @@ from .main_epilogue import store_key_tile
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
 from .main_setup import Cta, DsStrips, MainConfig, mask_of
-from .operands import Band, BiasOperand, Extents, Lengths, Scratch, Strided
+from .operands import Common, Scratch, Strided
 
 
 class MainKernel:
@@ -44,18 +44,12 @@ class MainKernel:
         tma_do: cutlass.GridConstant[cuda.TensorMap],
         dk: Strided,
         dv: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
         key_group: Int32,
         first_slot: Int32 | None,
     ):
         config, tile, smem = self.config, self.config.tile, self.config.smem
+        scratch, extents, bias = common.scratch, common.extents, common.bias
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(tid >> 5)
@@ -67,7 +61,7 @@ class MainKernel:
             block = self.ticket(base, tid, scratch)
         if cutlass.const_expr(first_slot is not None):
             block = block + first_slot * n_blocks
-        n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, head_group)
+        n_block, head, batch = key_tile_of(block, n_blocks, heads, extents.batch, common.head_group)
         if cutlass.const_expr(config.relay):
             n_block = ordered_key_tile(n_block, n_blocks, key_group)
         heads_walked = extents.heads_per_cta if config.grouped else 1
@@ -77,7 +71,7 @@ class MainKernel:
             head_k = head // extents.group_splits
             part = head - head_k * extents.group_splits
 
-        seqlen, mask = mask_of(config, batch, extents, band, lengths)
+        seqlen, mask = mask_of(config, batch, common)
         begin, end = query_tiles(n_block, tile.tile_m, tile.tile_n, seqlen, mask)
 
         padded_q = padded_queries(extents.seqlen_q)
@@ -102,7 +96,7 @@ class MainKernel:
             key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
-            ds=self.ds_strips(scratch, extents, band, first_row) if config.stores_ds else None,
+            ds=self.ds_strips(common, first_row) if config.stores_ds else None,
         )
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
@@ -125,7 +119,7 @@ class MainKernel:
         if cutlass.const_expr(config.padded):
             clean_key_tile(config, cta, tid)
 
-        scale = scale_of(scale, scale_address)
+        scale = scale_of(common.scale, common.scale_address)
         if warp < WARPS_PER_GROUP:
             acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
             one = Float32(1.0)
@@ -146,10 +140,11 @@ class MainKernel:
         cute.arch.barrier()
         return slot.load()
 
-    def ds_strips(self, scratch: Scratch, extents: Extents, band: Band, first_row) -> DsStrips:
+    def ds_strips(self, common: Common, first_row) -> DsStrips:
         """Those of the head whose padded query rows start at `first_row`."""
+        extents, band = common.extents, common.band
         keys = ds_store.strip_keys(extents.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
-        first = gmem_ptr(scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys)
+        first = gmem_ptr(common.scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys)
         return DsStrips(first, ds_store.strips(extents.seqlen_q), keys)
 
     def turns(self, scratch: Scratch, first_row):
@@ -166,21 +161,14 @@ class MainKernel:
         do: Strided,
         dk: Strided,
         dv: Strided,
-        scratch: Scratch,
-        extents: Extents,
-        band: Band,
-        lengths: Lengths | None,
-        bias: BiasOperand | None,
-        scale: Float32,
-        scale_address: Int64 | None,
-        head_group: Int32,
+        common: Common,
         key_group: Int32,
         first_slot: Int32 | None,
         slots: Int32,
         stream,
     ):
         """`slots` (batch, walked heads) from `first_slot` on, a multiple of `head_group`; None is from the first on."""
-        dtype, tile, e = self.config.dtype, self.config.tile, extents
+        dtype, tile, e = self.config.dtype, self.config.tile, common.extents
 
         maps = [
             tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), tile.tile_m),
@@ -189,21 +177,7 @@ class MainKernel:
             tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
         ]
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
-        self.kernel(
-            *maps,
-            dk,
-            dv,
-            scratch,
-            extents,
-            band,
-            lengths,
-            bias,
-            scale,
-            scale_address,
-            head_group,
-            key_group,
-            first_slot,
-        ).launch(
+        self.kernel(*maps, dk, dv, common, key_group, first_slot).launch(
             grid=(n_blocks * slots, 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,

@@ -18,7 +18,7 @@ from ..device.mma import a_fragments
 from ..device.pipeline import wait
 from ..device.seqlen import SeqlenInfo
 from ..knobs import ReductionMode
-from .operands import Band, Extents, Lengths
+from .operands import Common
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ class Cta:
         return self.warp & 3
 
 
-def mask_of(config: MainConfig, batch, extents: Extents, band: Band, lengths: Lengths | None):
+def mask_of(config: MainConfig, batch, common: Common):
     """(lengths, mask) of one batch entry."""
+    extents, band, lengths = common.extents, common.band, common.lengths
     len_q, len_k = None, None
     if config.padded:
         len_q = gmem_ptr(lengths.seqlens_q, Int32)[batch]

@@ -82,6 +82,19 @@ class Scratch(NamedTuple):
     ds: Any  # 16-bit dS, device/ds_store.py; only where a GEMM of its own computes dQ
 
 
+class Common(NamedTuple):
+    """What every kernel is told that works on the score matrix."""
+
+    scratch: Scratch
+    extents: Extents
+    band: Band
+    lengths: Lengths | None
+    bias: BiasOperand | None
+    scale: Any  # fp32, where there is no scale_address
+    scale_address: Any  # of one fp32 in device memory; or None
+    head_group: Any  # (batch, head) whose tiles are worked on together (device/scheduler.py)
+
+
 class Geometry(NamedTuple):
     """Contents of the block, in order; every value is one 64-bit word."""
 

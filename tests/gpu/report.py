@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import shlex
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "apache-tvm-ffi")
+from cudnn_frost_sm120.bench import environment
+
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 
 
@@ -54,7 +52,9 @@ def write(path: str, report: Report, arguments: Sequence[str]) -> None:
         "",
         f"    python -m pytest {kept} --verification-report docs/verification.md",
         "",
-        *_environment(),
+        f"- {environment.day()}; {environment.driver()}",
+        f"- GPU: {environment.gpu()}",
+        f"- {environment.packages()}",
         "",
         f"{total['passed']} tests passed, {total['failed']} failed, {total['skipped']} skipped; "
         f"{sum(report.cases.values())} cases compared with the oracle.",
@@ -77,37 +77,3 @@ def write(path: str, report: Report, arguments: Sequence[str]) -> None:
                 f"{start} | {report.cases[key]} | {dtype} | {errors} | {others} | {report.tolerance[key]:.0e} |"
             )
     Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-def _environment() -> list[str]:
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    stand_in = "" if major == 12 else f" (SM{major}{minor}: a Hopper stand-in, not SM120; the kernels are the same)"
-    driver = "unknown"
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        pass
-    return [
-        f"- date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
-        f"- GPU: {torch.cuda.get_device_name()}{stand_in}; driver {driver}, CUDA {torch.version.cuda}",
-        f"- {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}",
-    ]
-
-
-def _version(package: str) -> str:
-    import torch
-
-    if package == "torch":
-        return torch.__version__
-    if package == "nvidia-cudnn-frontend":
-        import cudnn
-
-        return cudnn.__version__
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        module = {"nvidia-cutlass-dsl": "cutlass", "apache-tvm-ffi": "tvm_ffi"}[package]
-        return getattr(__import__(module), "__version__", "unknown")
