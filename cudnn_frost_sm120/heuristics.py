@@ -1,7 +1,7 @@
 """Which plans to offer for a graph that is admitted, best first.
 
 The cost model (cost.py) orders the ways to sum dQ, and chooses how many query heads of a group a CTA walks; walking the
-whole group is always offered. What the relay's waiting costs is not in the model, but measured (docs/determinism.md).
+whole group is always offered. What the relay's waiting costs, and where stored dS departs from the model, was measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ RELAY_SLOWDOWN = {32: 1.1, 64: 1.1, 128: 1.2, 192: 1.65, 256: 1.4}
 """Of the relay against atomic adds, by native head dim of the scores."""
 RELAY_WALK_SLOWDOWN = 1.75
 """The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
+DS_STORE_MEASURED = {(128, 128, "causal"): 0.95, (192, 128, "full"): 0.9, (256, 256, "full"): 1.11}
+"""Of stored dS, time that was measured over what the model says, both against atomic adds (docs/performance.md); by
+native head dims and mask."""
 DS_STORE_TIE = 1.01
-"""A tie goes to a route that needs less memory than stored dS (measured: D256 without a mask, 1.11 of atomic adds)."""
+"""Elsewhere: a tie goes to a route that needs less memory than stored dS."""
 
 
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
@@ -51,5 +54,10 @@ def _seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs)
         waits = knobs.heads_per_cta > 1 and effective_bounds(facts)[1] is not None
         seconds *= RELAY_WALK_SLOWDOWN if waits else RELAY_SLOWDOWN[tile.headdim_qk]
     if knobs.reduction_mode is ReductionMode.DS_STORE:
-        seconds *= DS_STORE_TIE
+        seconds *= DS_STORE_MEASURED.get((tile.headdim_qk, tile.headdim_v, _mask(facts)), DS_STORE_TIE)
     return seconds
+
+
+def _mask(facts: BwdFacts) -> str:
+    left, right = effective_bounds(facts)
+    return "window" if left is not None else "full" if right is None else "causal"

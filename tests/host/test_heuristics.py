@@ -1,0 +1,37 @@
+"""The first plan of problems whose ways to sum dQ were timed against each other on the stand-in (performance page)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudnn_frost_sm120.bench.cells import Cell
+from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.knobs import ReductionMode
+from cudnn_frost_sm120.target import Target
+
+STAND_IN = Target("sm_90", "sm_90a", 0, 132)
+D128, D128_GROUPED, D192_128 = (128, 128, 2, 16, 16), (128, 128, 1, 64, 8), (192, 128, 1, 16, 16)
+ATOMIC, STORED = ReductionMode.ATOMIC, ReductionMode.DS_STORE
+TIMED = [  # (cell, the faster of atomic adds and stored dS, time of stored dS over that of atomic adds)
+    (Cell(64, 64, 1, 16, 16, 4096, False), ATOMIC, 1.09),
+    (Cell(64, 64, 2, 32, 32, 4096), ATOMIC, 1.06),
+    (Cell(*D128, 4096, False), ATOMIC, 1.03),
+    (Cell(*D128, 8192, False), ATOMIC, 1.05),
+    (Cell(*D128, 16384, False), ATOMIC, 1.05),
+    (Cell(*D128, 4096), STORED, 0.95),
+    (Cell(*D128, 8192), STORED, 0.97),
+    (Cell(*D128, 16384), STORED, 0.99),
+    (Cell(*D128_GROUPED, 4096), STORED, 0.92),
+    (Cell(*D128_GROUPED, 8192), STORED, 0.93),
+    (Cell(*D192_128, 4096, False), STORED, 0.87),
+    (Cell(*D192_128, 4096), STORED, 0.96),
+    (Cell(256, 256, 2, 8, 8, 4096, False), ATOMIC, 1.11),
+    (Cell(256, 256, 2, 8, 8, 4096), STORED, 0.97),
+]
+
+
+@pytest.mark.parametrize(("cell", "faster", "ratio"), TIMED, ids=lambda value: getattr(value, "name", None))
+def test_the_faster_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: float) -> None:
+    ranked = [knobs.reduction_mode for knobs in ranked_knobs(cell.facts(), STAND_IN)]
+    assert ranked[0] is faster, f"{cell.name}: stored dS took {ratio} of the time of atomic adds"
+    assert {ATOMIC, STORED} <= set(ranked)
