@@ -18,11 +18,13 @@ from typing import Any
 import torch
 
 from .. import target as targets
-from ..knobs import PUBLIC_NAMES, BwdKnobs
+from ..heuristics import ranked_knobs
+from ..knobs import PUBLIC_NAMES, BwdKnobs, ReductionMode
 from ..plan import BwdPlan, make_plan
 from ..register import ENGINE_NAME
+from ..target import Target
 from .problem import Problem
-from .result import OURS, THROTTLED
+from .result import ATOMIC, OURS, THROTTLED
 
 BASELINE = "sdpa_bwd_sm120"
 
@@ -62,13 +64,21 @@ class Lineup:
 
     def throttled(self) -> Candidate:
         """Our first plan in its throttled build, launched without the graph, which cannot ask for that."""
-        from ..compile import compile_chain
-        from ..launch import Launcher
-
         if not self._mine:
             raise Declined("our engine lists no plan")
         made = self._plan(self.graph.plans[self._mine[0]].knobs)
-        plan = replace(made, key=replace(made.key, throttled=True))
+        return self._launched(THROTTLED, replace(made, key=replace(made.key, throttled=True)))
+
+    def atomic(self) -> Candidate:
+        """Beside a deterministic plan: the best one with atomic adds, launched without the graph, which bars it."""
+        facts, target = replace(self.problem.cell, deterministic=False).facts(), _current_target()
+        knobs = next(k for k in ranked_knobs(facts, target) if k.reduction_mode is ReductionMode.ATOMIC)
+        return self._launched(ATOMIC, make_plan(facts, knobs, target))
+
+    def _launched(self, name: str, plan: BwdPlan) -> Candidate:
+        from ..compile import compile_chain
+        from ..launch import Launcher
+
         started = time.perf_counter()
         launcher = Launcher(plan, compile_chain(plan.key, plan.target))
         seconds = time.perf_counter() - started
@@ -79,7 +89,7 @@ class Lineup:
         def run() -> None:
             launcher.run(addresses, workspace.data_ptr(), workspace.numel(), stream)
 
-        return Candidate(THROTTLED, run, plan, seconds)
+        return Candidate(name, run, plan, seconds)
 
     def peer(self, peer: str) -> Iterator[tuple[str, Callable[[], Candidate]]]:
         """As `ours`, for one of the names in `bench.PEERS`; a second plan of a peer has a number behind its name."""
@@ -97,7 +107,7 @@ class Lineup:
             yield name, self._graph_plan(name, index, None)
 
     def _plan(self, knobs: BwdKnobs) -> BwdPlan:
-        return make_plan(self.problem.cell.facts(), knobs, targets.for_device(torch.cuda.current_device()))
+        return make_plan(self.problem.cell.facts(), knobs, _current_target())
 
     def _graph_plan(self, name: str, index: int, plan: BwdPlan | None) -> Callable[[], Candidate]:
         def build() -> Candidate:
@@ -115,6 +125,10 @@ class Lineup:
             return Candidate(name, run, plan, seconds)
 
         return build
+
+
+def _current_target() -> Target:
+    return targets.for_device(torch.cuda.current_device())
 
 
 def knob_changes(first: BwdKnobs, other: BwdKnobs) -> str:

@@ -12,7 +12,7 @@ from ..traffic import outside_bytes
 from .candidates import Candidate, Lineup
 from .cells import Cell
 from .problem import TOLERANCE, Problem
-from .result import OURS, THROTTLED, Result
+from .result import ATOMIC, OURS, THROTTLED, Result
 from .stages import kernel_microseconds
 from .timing import interleaved
 
@@ -44,6 +44,8 @@ def _measure(result: Result, wishes: Wishes) -> None:
     builders = list(lineup.ours(wishes.every_plan))
     if wishes.throttled:
         builders.append((THROTTLED, lineup.throttled))
+    if result.cell.deterministic:
+        builders.append((ATOMIC, lineup.atomic))
     for peer in wishes.peers:
         builders += lineup.peer(peer)
     candidates = [made for name, build in builders if (made := _made(name, build, lineup.problem, result))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import environment
 from .ceiling import Ceiling
-from .result import OURS, THROTTLED, Result
+from .result import ATOMIC, OURS, THROTTLED, Result
 from .targets import verdicts
 
 
@@ -30,20 +30,25 @@ def markdown(results: Sequence[Result], made: str) -> str:
 
 def table(results: Iterable[Result], peers: Sequence[str]) -> Iterator[str]:
     """A row for each cell: our first plan, the peers, ratios, the share of the ceiling, bytes, host time, error."""
-    throttled = any(THROTTLED in result.timings for result in results)
+    results = list(results)
+    throttled, ordered = (any(who in result.timings for result in results) for who in (THROTTLED, ATOMIC))
     columns = ["cell", "ours, ms", "ours, TFLOP/s", "spread", *(f"{peer}, TFLOP/s" for peer in peers)]
     columns += [*(f"ours / {peer}" for peer in peers), "of the ceiling"]
     columns += ["of the throttled ceiling"] if throttled else []
+    columns += ["over atomic adds"] if ordered else []
     columns += ["MB outside main", "host, µs", *(f"{peer} host, µs" for peer in peers), "worst error"]
-    yield from _table(columns, (_row(result, peers, throttled) for result in results if OURS in result.timings))
+    yield from _table(
+        columns, (_row(result, peers, throttled, ordered) for result in results if OURS in result.timings)
+    )
 
 
-def _row(result: Result, peers: Sequence[str], throttled: bool) -> list[str]:
+def _row(result: Result, peers: Sequence[str], throttled: bool, ordered: bool) -> list[str]:
     ours = result.timings[OURS]
     row = [result.cell.name, f"{ours.median:.3f}", f"{result.tflops(OURS):.0f}", f"{ours.spread:.1%}"]
     row += [f"{result.tflops(peer):.0f}" if peer in result.timings else "-" for peer in peers]
     row += [_number(result.ratio(peer), ".2f") for peer in peers]
     row += [_number(result.share(OURS), ".0%")] + ([_number(result.share(THROTTLED), ".0%")] if throttled else [])
+    row += [_number(result.over_atomic(), ".2f")] if ordered else []
     row += [f"{result.outside_bytes / 1e6:.1f}", f"{ours.host_us:.0f}"]
     row += [f"{result.timings[peer].host_us:.0f}" if peer in result.timings else "-" for peer in peers]
     return [*row, f"{max(result.errors[OURS].values()):.1e}"]
@@ -62,7 +67,11 @@ def plans_table(results: Iterable[Result]) -> Iterator[str]:
     """Where several plans of ours were measured: what the first one leaves to the best."""
     rows = []
     for result in results:
-        mine = {who: t.median for who, t in result.timings.items() if who.startswith(OURS) and who != THROTTLED}
+        mine = {
+            who: t.median
+            for who, t in result.timings.items()
+            if who.startswith(OURS) and who not in (THROTTLED, ATOMIC)
+        }
         if len(mine) > 1 and OURS in mine:
             best = min(mine, key=lambda who: mine[who])
             others = ", ".join(f"{who.removeprefix(OURS + ', ')}: {ms:.3f}" for who, ms in mine.items() if who != OURS)

@@ -10,7 +10,9 @@ from .cells import Cell
 
 OURS = "ours"
 THROTTLED = "ours, throttled"
-"""Names of candidates: our first plan, and its build with every HMMA followed by an idle one."""
+ATOMIC = "ours, atomic adds"
+"""Names of candidates: our first plan; its build with every HMMA followed by an idle one; and, beside a deterministic
+plan, the one that sums dQ by atomic adds."""
 
 
 @dataclass
@@ -42,6 +44,12 @@ class Result:
         if OURS not in self.timings or peer not in self.timings:
             return None
         return self.timings[peer].median / self.timings[OURS].median
+
+    def over_atomic(self) -> float | None:
+        """Time of our deterministic plan over that of the plan with atomic adds."""
+        if OURS not in self.timings or ATOMIC not in self.timings:
+            return None
+        return self.timings[OURS].median / self.timings[ATOMIC].median
 
     def share(self, who: str) -> float | None:
         """Of the ceiling of mma.sync, over the whole chain."""

@@ -41,6 +41,15 @@ def _share(who: str) -> Callable[[Result], float | None]:
     return lambda result: result.share(who)
 
 
+def _kept_of_atomic(result: Result) -> float | None:
+    over = result.over_atomic()
+    return None if over is None else 1 / over
+
+
+def _deterministic(headdim: int) -> Callable[[Cell], bool]:
+    return lambda cell: cell.headdim_qk == headdim and cell.deterministic and cell.seqlen >= 2048
+
+
 def _plain(headdim: int) -> Callable[[Cell], bool]:
     """Full and causal cells of a head dim, as long as the targets are set for."""
 
@@ -66,6 +75,7 @@ TARGETS: tuple[Target, ...] = (
     Target("D256", BASELINE, 1.45, _plain(256), _against("baseline")),
     Target("windows", BASELINE, 1.6, lambda c: bool(c.window) and not c.deterministic, _against("baseline")),
     Target("deterministic", BASELINE, 1.4, lambda c: c.deterministic and c.seqlen >= 2048, _against("baseline")),
+    Target("D128, deterministic", "rate of atomic adds kept", 0.91, _deterministic(128), _kept_of_atomic),
     Target("every cell", BASELINE, 1.1, lambda c: True, _against("baseline")),
     Target("every cell that it serves", "ours / fa2", 1.25, lambda c: True, _against("fa2")),
     Target("D128 full, S >= 8192", "share of the ceiling", 0.6, _full(128, 128, 8192), _share(OURS)),

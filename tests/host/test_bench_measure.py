@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from cudnn_frost_sm120.bench import measure as measuring
 from cudnn_frost_sm120.bench.candidates import Candidate, Declined
 from cudnn_frost_sm120.bench.cells import Cell
 from cudnn_frost_sm120.bench.measure import Wishes, measure
-from cudnn_frost_sm120.bench.result import OURS, THROTTLED, Result, Timing
+from cudnn_frost_sm120.bench.report import markdown
+from cudnn_frost_sm120.bench.result import ATOMIC, OURS, THROTTLED, Result, Timing
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
 from cudnn_frost_sm120.target import named
@@ -20,7 +22,15 @@ from cudnn_frost_sm120.target import named
 SM120 = named("sm_120")
 CELL = Cell(64, 64, 1, 8, 2, 512)
 PLANS = [make_plan(CELL.facts(), knobs, SM120) for knobs in ranked_knobs(CELL.facts(), SM120)]
-MILLISECONDS = {OURS: 2.0, "ours, slow": 3.0, THROTTLED: 4.0, "baseline": 6.0, "baseline 2": 5.0, "fa2": 1.0}
+MILLISECONDS = {
+    OURS: 2.0,
+    "ours, slow": 3.0,
+    THROTTLED: 4.0,
+    ATOMIC: 1.6,
+    "baseline": 6.0,
+    "baseline 2": 5.0,
+    "fa2": 1.0,
+}
 
 
 class FakeProblem:
@@ -57,6 +67,9 @@ class FakeLineup:
 
     def throttled(self) -> Candidate:
         return self._builder(THROTTLED, PLANS[0])[1]()
+
+    def atomic(self) -> Candidate:
+        return self._builder(ATOMIC, PLANS[0])[1]()
 
     def peer(self, peer: str) -> Iterator[tuple[str, Callable[[], Candidate]]]:
         if peer == "cudnn":
@@ -101,6 +114,16 @@ def test_everybody_is_measured_and_the_fastest_of_a_peer_counts() -> None:
     assert result.ratio("cudnn") is None
     assert result.outside_bytes > 0
     assert set(result.errors) == {OURS, "ours, slow", THROTTLED, "baseline", "baseline 2"}
+
+
+def test_a_deterministic_plan_is_timed_beside_atomic_adds() -> None:
+    result = measure(replace(CELL, deterministic=True), Wishes(["baseline"]))
+    assert result.over_atomic() == 1.25
+    shown = markdown([result], "made here")
+    assert "| over atomic adds |" in shown
+    assert "| 1.25 |" in shown
+    assert ATOMIC not in shown.split("over atomic adds")[0]  # it is no peer, and no plan of the graph
+    assert measure(CELL, Wishes([])).over_atomic() is None
 
 
 def test_a_plan_with_wrong_gradients_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
