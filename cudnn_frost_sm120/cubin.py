@@ -11,13 +11,14 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from .config.arch import FORBIDDEN_SASS, SPILL_SASS
 from .config.smem import SmemLayout
 from .knobs import ReductionMode
 from .plan import ChainKey
+from .sass import has, parse
 from .target import Target
 
 KERNELS = ("dq_recompute", "preprocess", "main", "dq_gemm", "accumulator_convert", "dbias", "dsink")
@@ -45,7 +46,7 @@ class Cubin:
         text = _run("cuobjdump", "-res-usage", self.image)
         found = []
         for symbol, usage in re.findall(r"Function (\S+):\s*\n?\s*(REG:.*)", text):
-            kernel = next(name for name in KERNELS if f"kernels{name}" in symbol)
+            kernel = kernel_of(symbol)
             numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
             found.append(
                 KernelResources(kernel, numbers["REG"], numbers["STACK"], self._shared_bytes(kernel), self.seconds)
@@ -60,13 +61,14 @@ class Cubin:
             return getattr(build_chain(self.key), kernel).smem_bytes
         return SmemLayout(self.key.tile).total if kernel == "main" else 0
 
+    @cached_property
     def sass(self) -> str:
         """Disassembly of every kernel."""
         return disassemble(self.image)
 
     def kernel_sass(self, kernel: str) -> str:
         """Disassembly of one of KERNELS."""
-        return next(text for symbol, text in functions(self.sass()) if f"kernels{kernel}" in symbol)
+        return next(text for symbol, text in functions(self.sass) if kernel_of(symbol) == kernel)
 
     def early_frees(self) -> list[str]:
         """`reads_under_way` of every kernel, where no TMA write may follow.
@@ -74,15 +76,20 @@ class Cubin:
         Two arrivals of the main kernel free dS instead, for ordinary stores, which do come behind earlier reads.
         """
         found = []
-        for symbol, text in functions(self.sass()):
+        for symbol, text in functions(self.sass):
             lines = reads_under_way(text)
-            frees_ds = "kernelsmain" in symbol and self.key.reduction is ReductionMode.ATOMIC
+            frees_ds = kernel_of(symbol) == "main" and self.key.reduction is ReductionMode.ATOMIC
             found += lines if len(lines) > (2 if frees_ds else 0) else []
         return found
 
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""
-        return [line.strip() for line in self.sass().splitlines() if is_forbidden(line)]
+        return [line.strip() for line in self.sass.splitlines() if is_forbidden(line)]
+
+
+def kernel_of(symbol: str) -> str:
+    """Which of KERNELS a symbol is."""
+    return next(name for name in KERNELS if f"kernels{name}" in symbol)
 
 
 def disassemble(image: bytes) -> str:
@@ -104,8 +111,6 @@ def is_forbidden(line: str) -> bool:
     return _FORBIDDEN.match(line) is not None
 
 
-_LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
-_LABEL = re.compile(r"^(\.L_x_\d+):")
 _FREES = re.compile(r"SYNCS\.ARRIVE\S*A1T0|BAR\.SYNC")
 
 
@@ -116,38 +121,22 @@ def reads_under_way(sass: str) -> list[str]:
     that holds products begins with nothing under way, as what was read ahead of it stays. `ldmatrix` results arrive in
     order, on which ptxas relies too.
     """
-    lines = sass.splitlines()
-    heads = _product_loops(lines)
+    code, jumps = parse(sass)
+    heads = {target for at, target in jumps if has(code[target:at], "HMMA")}
     under_way: list[set[int]] = []  # destination registers of each load
     found = []
-    for line in lines:
-        label, instruction = _LABEL.match(line), _LINE.match(line)
-        if label and label.group(1) in heads:
+    for at, (opcode, operands) in enumerate(code):
+        if at in heads:
             under_way = []
-        if not instruction:
-            continue
-        opcode, operands = instruction.groups()
         read = _registers_read(opcode, operands)
-        taken = [at for at, registers in enumerate(under_way) if registers & read]
+        taken = [load for load, registers in enumerate(under_way) if registers & read]
         under_way = under_way[taken[-1] + 1 :] if taken else under_way
         if opcode.startswith("LDSM"):
             first = int(re.findall(r"\bR(\d+)\b", operands)[0])
             under_way.append(set(range(first, first + int(opcode[-1]))))
         elif under_way and _FREES.match(opcode):
-            found.append(line.strip())
+            found.append(f"{opcode} {operands}")
     return found
-
-
-def _product_loops(lines: list[str]) -> set[str]:
-    """Labels of the loops that hold matrix products."""
-    at = {match.group(1): number for number, line in enumerate(lines) if (match := _LABEL.match(line))}
-    heads = set()
-    for number, line in enumerate(lines):
-        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
-        first = at.get(target.group(1), number) if target else number
-        if any("HMMA" in body for body in lines[first:number]):
-            heads.add(target.group(1))  # type: ignore[union-attr]
-    return heads
 
 
 def _registers_read(opcode: str, operands: str) -> set[int]:

@@ -26,7 +26,6 @@ from ..device.copy import (
     gmem_ptr,
     scale_of,
     smem_ptr,
-    tensor_map,
     tma_load_tile,
     zero_rows,
 )
@@ -34,7 +33,7 @@ from ..device.mma import gemm_scores
 from ..device.pipeline import expect_bytes, wait
 from ..device.scores import log2_probabilities, mask_log2
 from ..device.select import maximum, minimum
-from .main_setup import MainConfig, key_fragments, mask_of
+from .main_setup import MainConfig, key_fragments, mask_of, tensor_maps
 from .operands import BiasOperand, Common, Extents, Strided
 
 WARPS = 4
@@ -237,12 +236,7 @@ class DbiasKernel:
     ):
         """`batches`, `heads`: extents of those dims of dBias."""
         e, dtype, tile = common.extents, self.main.dtype, self.main.tile
-        maps = [
-            tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), tile.tile_m),
-            tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), TILE_N),
-            tensor_map(dtype, v, (e.batch, e.heads_k, e.seqlen_k, e.headdim_v), TILE_N),
-            tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
-        ]
+        maps = tensor_maps(dtype, q, k, v, do, e, tile.tile_m, TILE_N)
         m_tiles = 1 if self.config.over_q else (e.seqlen_q + (tile.tile_m - 1)) // tile.tile_m
         n_tiles = 1 if self.config.over_k else (e.seqlen_k + (TILE_N - 1)) // TILE_N
         self.kernel(*maps, dbias, common, batches, heads).launch(

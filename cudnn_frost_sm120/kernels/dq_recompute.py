@@ -24,7 +24,6 @@ from ..device.copy import (
     gmem_ptr,
     scale_of,
     smem_ptr,
-    tensor_map,
     tma_load_tile,
     zero_rows,
 )
@@ -32,7 +31,7 @@ from ..device.mask import Mask
 from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair, registers_of
 from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.scheduler import key_tile_of
-from .main_setup import MainConfig, mask_of
+from .main_setup import MainConfig, mask_of, tensor_maps
 from .operands import Common, Strided
 from .row_statistics import RowStatistics
 
@@ -281,12 +280,7 @@ class DqRecomputeKernel:
         stream,
     ):
         dtype, tile, e = self.config.dtype, self.tile, common.extents
-        maps = [
-            tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), TILE_M),
-            tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), tile.tile_n),
-            tensor_map(dtype, v, (e.batch, e.heads_k, e.seqlen_k, e.headdim_v), tile.tile_n),
-            tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), TILE_M),
-        ]
+        maps = tensor_maps(dtype, q, k, v, do, e, TILE_M, tile.tile_n)
         grid = padded_queries(e.seqlen_q) // TILE_M * e.heads_q * e.batch
         self.kernel(*maps, o, do, lse, dq, common).launch(
             grid=(grid, 1, 1),

@@ -18,7 +18,7 @@ from ..config.smem import chunks
 from ..device import ds_store
 from ..device.bias import LOG2_E, Bias
 from ..device.block_range import query_tiles
-from ..device.copy import gmem_ptr, scale_of, smem_ptr, tensor_map, tma_load_tile
+from ..device.copy import gmem_ptr, scale_of, smem_ptr, tma_load_tile
 from ..device.pipeline import expect_bytes, wait
 from ..device.relay import take_ticket
 from ..device.relay_order import ordered_key_tile
@@ -27,7 +27,7 @@ from .main_cleaning import clean_key_tile
 from .main_epilogue import store_key_tile
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
-from .main_setup import Cta, DsStrips, MainConfig, mask_of
+from .main_setup import Cta, DsStrips, MainConfig, mask_of, tensor_maps
 from .operands import Common, Scratch, Strided
 
 
@@ -170,12 +170,7 @@ class MainKernel:
         """`slots` (batch, walked heads) from `first_slot` on, a multiple of `head_group`; None is from the first on."""
         dtype, tile, e = self.config.dtype, self.config.tile, common.extents
 
-        maps = [
-            tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), tile.tile_m),
-            tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), tile.tile_n),
-            tensor_map(dtype, v, (e.batch, e.heads_k, e.seqlen_k, e.headdim_v), tile.tile_n),
-            tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), tile.tile_m),
-        ]
+        maps = tensor_maps(dtype, q, k, v, do, e, tile.tile_m, tile.tile_n)
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(*maps, dk, dv, common, key_group, first_slot).launch(
             grid=(n_blocks * slots, 1, 1),

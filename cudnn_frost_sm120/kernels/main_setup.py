@@ -12,13 +12,13 @@ from ..config.roles import WARPS_PER_GROUP
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
-from ..device.copy import a_lane_offset, gmem_ptr
+from ..device.copy import a_lane_offset, gmem_ptr, tensor_map
 from ..device.mask import Mask, MaskKinds
 from ..device.mma import a_fragments
 from ..device.pipeline import wait
 from ..device.seqlen import SeqlenInfo
 from ..knobs import ReductionMode
-from .operands import Common
+from .operands import Common, Extents, Strided
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,16 @@ def mask_of(config: MainConfig, batch, common: Common):
     seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, len_q, len_k)
     diagonal = seqlen.diagonal(band.bottom_right != 0)
     return seqlen, Mask.create(config.mask, seqlen.len_q, seqlen.len_k, diagonal, band.left_bound, band.right_bound)
+
+
+def tensor_maps(dtype, q: Strided, k: Strided, v: Strided, do: Strided, e: Extents, rows: int, keys: int) -> list:
+    """Host side: the TMA descriptors of Q, K, V and dO, for tiles of `rows` query rows and `keys` key rows."""
+    return [
+        tensor_map(dtype, q, (e.batch, e.heads_q, e.seqlen_q, e.headdim_qk), rows),
+        tensor_map(dtype, k, (e.batch, e.heads_k, e.seqlen_k, e.headdim_qk), keys),
+        tensor_map(dtype, v, (e.batch, e.heads_k, e.seqlen_k, e.headdim_v), keys),
+        tensor_map(dtype, do, (e.batch, e.heads_q, e.seqlen_q, e.headdim_v), rows),
+    ]
 
 
 def next_tile(config: MainConfig, cta: Cta, m_block, head):

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from ..bench.cells import Cell
 from ..cost import LAUNCH_SECONDS, makespan, visited_tiles
-from ..facts import BwdFacts
-from ..plan import effective_bounds
+from ..facts import BwdFacts, effective_bounds
 from ..target import Target
 from .engines import Engine, TiledKernel
 from .gpus import REACHABLE_BANDWIDTH, Gpu

@@ -13,14 +13,14 @@ from typing import Any
 from ..config.recompute import recompute_tile
 from ..config.tiles import TileConfig
 from ..cubin import Cubin, compile_cubin, disassemble, functions
-from ..facts import BwdFacts
+from ..facts import BwdFacts, effective_bounds
 from ..heuristics import ranked_knobs
 from ..knobs import BwdKnobs, ReductionMode
-from ..plan import BwdPlan, ChainKey, effective_bounds, make_plan
+from ..plan import BwdPlan, ChainKey, make_plan
+from ..sass import main_loops
 from ..target import Target
 from ..traffic import Traffic, dq_recompute, main_kernel, outside_main, size
 from .loops import Tile, TileWork, count, key_tile, query_tile
-from .sass import main_loops
 
 Masks = tuple[bool, bool]  # (right bound, left bound)
 NO_DQ = "main without dQ"

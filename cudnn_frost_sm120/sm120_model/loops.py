@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..config.recompute import TILE_M, RecomputeTile
 from ..config.smem import ELEMENT_BYTES
 from ..config.tiles import TileConfig
+from ..sass import Body
 from .gpus import HMMA_FLOPS, MUFU_CYCLES, SHARED_BYTES_PER_CYCLE, SUB_PARTITIONS, Gpu
-from .sass import Body
 
 _SHARED_BYTES = {"LDSM": 128, "STSM": 128, "LDS": 128, "STS": 128}  # of a warp, for one 32-bit register a lane
 _FP32 = ("FADD", "FMUL", "FFMA", "FMNMX", "FSEL", "FSETP")

@@ -82,7 +82,7 @@ def assert_within_budget(built: cubin.Cubin) -> None:
         forbidden = [line for line in forbidden if not SPILL.search(line)]
     assert forbidden == [], built.key.name
     assert built.early_frees() == [], built.key.name
-    main = [text for name, text in cubin.functions(built.sass()) if "MainKernel" in name]
+    main = [text for name, text in cubin.functions(built.sass) if "MainKernel" in name]
     assert len(main) == 1
     assert main[0].count("HMMA.16816.F32") > 0
     assert "UTMALDG" in main[0]
@@ -110,7 +110,7 @@ def test_other_targets(name):
     (key,) = chains(Case(64, mask=CAUSAL), target)
     built = cubin.compile_cubin(key, target)
     assert_within_budget(built)
-    assert re.search(rf"\.target\s+{name}a\b", built.sass())
+    assert re.search(rf"\.target\s+{name}a\b", built.sass)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from cudnn_frost_sm120.config.tiles import TABLE
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import ChainKey
+from cudnn_frost_sm120.sass import main_loops
 from cudnn_frost_sm120.sm120_model import calibration
 from cudnn_frost_sm120.sm120_model.chains import NONE, Stalls, chain_time, cut_share, kernel_seconds
 from cudnn_frost_sm120.sm120_model.engines import MODELLED, NO_DQ, Baseline, Ours
 from cudnn_frost_sm120.sm120_model.gpus import GPUS, HMMA_FLOPS, SUB_PARTITIONS, Gpu, stand_in
 from cudnn_frost_sm120.sm120_model.loops import Pipes, Tile, TileWork, count, key_tile, query_tile
 from cudnn_frost_sm120.sm120_model.report import rate
-from cudnn_frost_sm120.sm120_model.sass import main_loops
 from cudnn_frost_sm120.target import Target, named
 
 SM120, SM90 = named("sm_120"), named("sm_90")

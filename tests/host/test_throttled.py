@@ -13,9 +13,9 @@ from cudnn_frost_sm120.config.tiles import TABLE, TileConfig
 from cudnn_frost_sm120.cubin import compile_cubin
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
+from cudnn_frost_sm120.sass import Body, main_loops
 from cudnn_frost_sm120.sm120_model.engines import plain_key
 from cudnn_frost_sm120.sm120_model.loops import count, query_tile
-from cudnn_frost_sm120.sm120_model.sass import Body, main_loops
 from cudnn_frost_sm120.target import named
 from tests.gpu.cases import Case, facts_of
 
