@@ -46,18 +46,18 @@ def run(options: argparse.Namespace) -> int:
     if not chains and not declined:
         print("warm: name a GRAPH.json or a --grid", file=sys.stderr)
         return 2
-    failed = compile_all(chains, options.jobs, progress=sys.stderr.isatty())
+    failed = compile_all(chains, targets.named(options.target), options.jobs, progress=sys.stderr.isatty())
     for key, why in failed.items():
         print(f"{key.name}: {why}", file=sys.stderr)
     print(f"{len(chains) - len(failed)} of {len(chains)} kernels for {options.target} in {ahead_of_time.store_path()}")
     return 1 if failed or declined else 0
 
 
-def chains_of(options: argparse.Namespace) -> tuple[dict[ChainKey, Target], dict[str, str]]:
-    """(target by chain, reason by the name of a graph that is not served)."""
+def chains_of(options: argparse.Namespace) -> tuple[list[ChainKey], dict[str, str]]:
+    """(chains, each once; reason by the name of a graph that is not served)."""
     from .engine import analyze
 
-    chains: dict[ChainKey, Target] = {}
+    chains: dict[ChainKey, None] = {}
     declined: dict[str, str] = {}
     target = targets.named(options.target)
     for name, graph in configurations.graphs_of(options):
@@ -66,11 +66,11 @@ def chains_of(options: argparse.Namespace) -> tuple[dict[ChainKey, Target], dict
             declined[name] = request.declined or "no sdpa_backward node"
             continue
         for knobs in request.knobs()[: 1 if options.first else None]:
-            chains[make_plan(request.facts, knobs, target).key] = target
-    return chains, declined
+            chains[make_plan(request.facts, knobs, target).key] = None
+    return list(chains), declined
 
 
-def compile_all(chains: dict[ChainKey, Target], jobs: int, progress: bool) -> dict[ChainKey, str]:
+def compile_all(chains: list[ChainKey], target: Target, jobs: int, progress: bool) -> dict[ChainKey, str]:
     """Compile what the store does not have yet; why, by the chain that did not compile."""
     from tqdm import tqdm
 
@@ -80,7 +80,7 @@ def compile_all(chains: dict[ChainKey, Target], jobs: int, progress: bool) -> di
         ProcessPoolExecutor(min(jobs, max(1, len(chains))), mp_context=context) as pool,
         tqdm(total=len(chains), desc="compiling", unit="kernel", disable=not progress) as bar,
     ):
-        running = {pool.submit(compile_one, key, target): key for key, target in chains.items()}
+        running = {pool.submit(compile_one, key, target): key for key in chains}
         for done in as_completed(running):
             error = done.exception()
             if error is not None:

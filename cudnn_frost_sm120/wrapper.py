@@ -27,8 +27,8 @@ _CONTRADICTIONS = frozenset(
     {"rank", "shapes", "uniform_dtype", "stats_dtype", "mask_bounds", "lengths", "bias_shape", "sink_shape"}
 )
 
-# (shape, stride, dtype, device) of one tensor; a problem is one of these, or None, per name above.
-_Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""Of one tensor, all that planning looks at: (shape, stride, dtype, device)."""
 
 
 class NamedResults(dict[str, torch.Tensor]):
@@ -108,7 +108,7 @@ def sdpa_bwd_wrapper_dsl_sm120(
         "sink": sink_token,
         "dsink": None if sink_token is None else torch.empty_like(sink_token),
     }
-    signatures = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors.values())
+    signatures = tuple(None if t is None else signature(t) for t in tensors.values())
     device = q_tensor.device
     with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
         launcher, workspace_bytes = _launcher(signatures, mask, scale, bool(deterministic))
@@ -121,6 +121,10 @@ def sdpa_bwd_wrapper_dsl_sm120(
         )
     results = ((name, tensors[name]) for name in ("dq", "dk", "dv", "dbias", "dsink"))
     return NamedResults({f"{name}_tensor": t for name, t in results if t is not None})
+
+
+def signature(tensor: torch.Tensor) -> Signature:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None, padding: bool) -> MaskFacts:
@@ -141,7 +145,7 @@ def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None,
 
 @lru_cache(maxsize=_PLANS_KEPT)
 def _launcher(
-    signatures: tuple[_Signature | None, ...], mask: MaskFacts, scale: float, deterministic: bool
+    signatures: tuple[Signature | None, ...], mask: MaskFacts, scale: float, deterministic: bool
 ) -> tuple[Any, int]:
     """The launcher of the first plan, and its workspace in bytes. What raises is not remembered."""
     from . import target
@@ -152,9 +156,9 @@ def _launcher(
 
     given = {n: s for n, s in zip((*_REQUIRED, *_OPTIONAL), signatures, strict=True) if s is not None}
     device = given["q"][3]
-    for name, signature in given.items():
-        if signature[3] != device:
-            raise ValueError(f"q is on {device} and {name} on {signature[3]}; all tensors belong on one device")
+    for name, (_, _, _, where) in given.items():
+        if where != device:
+            raise ValueError(f"q is on {device} and {name} on {where}; all tensors belong on one device")
     facts = facts_from_signatures(given, mask, scale, deterministic)
     resolved = target.for_device(device.index)
     refuse(facts, resolved)
@@ -162,10 +166,10 @@ def _launcher(
     return Launcher(plan, compile_chain(plan.key, resolved)), plan.workspace_bytes
 
 
-def facts_from_signatures(given: dict[str, _Signature], mask: MaskFacts, scale: float, deterministic: bool) -> BwdFacts:
+def facts_from_signatures(given: dict[str, Signature], mask: MaskFacts, scale: float, deterministic: bool) -> BwdFacts:
     """The facts that a graph over such tensors would give; nothing is judged here."""
     batch = given["q"][0][0] if len(given["q"][0]) else 0
-    records = {name: _record(name, signature, batch) for name, signature in given.items()}
+    records = {name: _record(name, described, batch) for name, described in given.items()}
     return BwdFacts(**records, mask=mask, scale=scale, deterministic=deterministic)  # type: ignore[arg-type]
 
 
@@ -179,8 +183,8 @@ def refuse(facts: BwdFacts, resolved: Target) -> None:
         raise kind(rule.says(facts, resolved))
 
 
-def _record(name: str, signature: _Signature, batch: int) -> TensorFacts:
-    shape, stride, dtype, _ = signature
+def _record(name: str, described: Signature, batch: int) -> TensorFacts:
+    shape, stride, dtype, _ = described
     dtype_name = _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
     dense = all(size == 1 or step == 1 for size, step in zip(shape, stride, strict=True))
     if name in ("seq_len_q", "seq_len_kv") and shape.numel() == batch and dense:

@@ -13,16 +13,9 @@ from torch.compiler import assume_constant_result
 from .. import target
 from ..config.arch import TMA_ALIGNMENT
 from ..facts import MaskFacts
-from ..wrapper import facts_from_signatures, refuse
-
-Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+from ..wrapper import Signature, facts_from_signatures, refuse, signature
 
 _ANSWERS_KEPT = 4096
-
-
-def signature(tensor: torch.Tensor) -> Signature:
-    """All that planning looks at."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def decline_reason(

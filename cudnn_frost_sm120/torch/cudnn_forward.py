@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..facts import MaskFacts
-from .admits import Signature, signature
+from ..wrapper import Signature, signature
 from .notices import say_once
 
 _GRAPHS_KEPT = 1024  # per process

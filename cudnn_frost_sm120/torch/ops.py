@@ -8,7 +8,7 @@ layouts of what they belong to; those of an absent or unwanted bias and of absen
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,11 +37,34 @@ sdpa_backward = torch.ops.cudnn_frost_sm120.sdpa_backward.default
 Optional = torch.Tensor | None
 
 
-def _mask_and_lengths(
-    bottom_right: bool, left_bound: int | None, right_bound: int | None, seq_len_q: Optional, seq_len_kv: Optional
-) -> tuple[MaskFacts, Lengths]:
-    lengths = None if seq_len_q is None or seq_len_kv is None else (seq_len_q, seq_len_kv)
-    return MaskFacts(bottom_right, left_bound, right_bound, lengths is not None), lengths
+class Problem(NamedTuple):
+    """The arguments of the forward, in the order of its schema."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: Optional
+    sinks: Optional
+    seq_len_q: Optional
+    seq_len_kv: Optional
+    scale: float
+    bottom_right: bool
+    left_bound: int | None
+    right_bound: int | None
+    deterministic: bool
+    strict: bool
+
+    @property
+    def lengths(self) -> Lengths:
+        return None if self.seq_len_q is None or self.seq_len_kv is None else (self.seq_len_q, self.seq_len_kv)
+
+    @property
+    def mask(self) -> MaskFacts:
+        return MaskFacts(self.bottom_right, self.left_bound, self.right_bound, self.lengths is not None)
+
+    def reference_options(self) -> dict[str, Any]:
+        lengths = {"seq_len_q": self.seq_len_q, "seq_len_kv": self.seq_len_kv}
+        return {"scale": self.scale, "mask": self.mask, "bias": self.bias, "sink": self.sinks, **lengths}
 
 
 def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,25 +95,10 @@ def _backward_fake(grad_out: torch.Tensor, *arguments: Any) -> tuple[torch.Tenso
 
 
 @torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CPU", lib=_library)
-def _forward_cpu(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: Optional,
-    sinks: Optional,
-    seq_len_q: Optional,
-    seq_len_kv: Optional,
-    scale: float,
-    bottom_right: bool,
-    left_bound: int | None,
-    right_bound: int | None,
-    deterministic: bool,
-    strict: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    mask, _ = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
-    lengths = {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
-    exact = reference.sdpa_forward(query, key, value, scale=scale, mask=mask, bias=bias, sink=sinks, **lengths)
-    results = empty_results(query, value)
+def _forward_cpu(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    p = Problem(*arguments)
+    exact = reference.sdpa_forward(p.query, p.key, p.value, **p.reference_options())
+    results = empty_results(p.query, p.value)
     return results[0].copy_(exact[0]), results[1].copy_(exact[1])
 
 
@@ -102,34 +110,11 @@ def _backward_cpu(
     value: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    bias: Optional,
-    sinks: Optional,
-    seq_len_q: Optional,
-    seq_len_kv: Optional,
-    scale: float,
-    bottom_right: bool,
-    left_bound: int | None,
-    right_bound: int | None,
-    deterministic: bool,
-    strict: bool,
-    want_dbias: bool,
+    *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    mask, _ = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
-    exact = reference.sdpa_backward(
-        query,
-        key,
-        value,
-        out,
-        grad_out,
-        lse,
-        scale=scale,
-        mask=mask,
-        seq_len_q=seq_len_q,
-        seq_len_kv=seq_len_kv,
-        bias=bias,
-        sink=sinks,
-    )
-    results = empty_gradients(query, key, value, bias, sinks, want_dbias)
+    p, want_dbias = Problem(query, key, value, *rest[:-1]), rest[-1]
+    exact = reference.sdpa_backward(query, key, value, out, grad_out, lse, **p.reference_options())
+    results = empty_gradients(query, key, value, p.bias, p.sinks, want_dbias)
     for result, gradient in zip(results, (exact.dq, exact.dk, exact.dv, exact.dbias, exact.dsink), strict=True):
         if gradient is not None and result.numel():
             result.copy_(gradient)
@@ -137,23 +122,10 @@ def _backward_cpu(
 
 
 @torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CUDA", lib=_library)
-def _forward_cuda(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: Optional,
-    sinks: Optional,
-    seq_len_q: Optional,
-    seq_len_kv: Optional,
-    scale: float,
-    bottom_right: bool,
-    left_bound: int | None,
-    right_bound: int | None,
-    deterministic: bool,
-    strict: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    mask, lengths = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
-    return cuda.forward(query, key, value, bias, sinks, lengths, mask, scale, empty_results(query, value))
+def _forward_cuda(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    p = Problem(*arguments)
+    results = empty_results(p.query, p.value)
+    return cuda.forward(p.query, p.key, p.value, p.bias, p.sinks, p.lengths, p.mask, p.scale, results)
 
 
 @torch.library.impl(f"{NAMESPACE}::sdpa_backward", "CUDA", lib=_library)
@@ -164,21 +136,12 @@ def _backward_cuda(
     value: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    bias: Optional,
-    sinks: Optional,
-    seq_len_q: Optional,
-    seq_len_kv: Optional,
-    scale: float,
-    bottom_right: bool,
-    left_bound: int | None,
-    right_bound: int | None,
-    deterministic: bool,
-    strict: bool,
-    want_dbias: bool,
+    *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    mask, lengths = _mask_and_lengths(bottom_right, left_bound, right_bound, seq_len_q, seq_len_kv)
+    p, want_dbias = Problem(query, key, value, *rest[:-1]), rest[-1]
     tensors = (query, key, value, out, lse, grad_out)
-    return cuda.backward(*tensors, bias, sinks, lengths, mask, scale, deterministic, strict, want_dbias)
+    options = (p.mask, p.scale, p.deterministic, p.strict, want_dbias)
+    return cuda.backward(*tensors, p.bias, p.sinks, p.lengths, *options)
 
 
 class _Forward(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Streams, threads, CUDA graphs, and what a caller may get wrong."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -89,29 +90,21 @@ def test_four_threads(judge):
     """Four threads, each with its own problem, stream and plan, 20 runs each"""
     cases = [Case(64, mask=CAUSAL), Case(64, seqlen_q=333), Case(128, mask=CAUSAL), Case(64, heads_q=4, heads_k=2)]
     problems = [harness.Problem(case) for case in cases]
-    failures: list[BaseException] = []
     start = threading.Barrier(len(cases))
 
     def work(problem):
-        try:
-            start.wait()
-            _, _, run = harness.make_launch(problem)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(20):
-                    problem.wipe_outputs()
-                    run()
-            stream.synchronize()
-        except BaseException as error:
-            failures.append(error)
+        start.wait()
+        _, _, run = harness.make_launch(problem)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                problem.wipe_outputs()
+                run()
+        stream.synchronize()
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(problem,)) for problem in problems]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    with ThreadPoolExecutor(len(problems)) as threads:
+        list(threads.map(work, problems))  # raises what a thread raised
     for problem in problems:
         judge(problem, problem.outputs)
 
@@ -125,32 +118,24 @@ def test_eight_threads_on_one_graph(judge):
     graph, uids = harness.declare_graph(problems[0].facts)
     harness.select_ours(graph)
     nbytes = graph.get_workspace_size()
-    failures: list[BaseException] = []
     start = threading.Barrier(len(problems))
 
     def work(problem):
-        try:
-            workspace = harness.Workspace.create(nbytes, "cuda")
-            buffers = {uid: problem.tensors[name] for name, uid in uids.items()}
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.default_stream())
-            start.wait()
-            with torch.cuda.stream(stream):
-                for _ in range(50):
-                    problem.wipe_outputs()
-                    graph.execute(buffers, workspace.view)
-            stream.synchronize()
-            assert workspace.intact
-        except BaseException as error:
-            failures.append(error)
+        workspace = harness.Workspace.create(nbytes, "cuda")
+        buffers = {uid: problem.tensors[name] for name, uid in uids.items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        start.wait()
+        with torch.cuda.stream(stream):
+            for _ in range(50):
+                problem.wipe_outputs()
+                graph.execute(buffers, workspace.view)
+        stream.synchronize()
+        assert workspace.intact
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(problem,)) for problem in problems]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    with ThreadPoolExecutor(len(problems)) as threads:
+        list(threads.map(work, problems))  # raises what a thread raised
     for problem in problems:
         judge(problem, problem.outputs)
 
