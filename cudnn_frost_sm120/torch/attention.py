@@ -9,9 +9,8 @@ import torch
 from torch.compiler import is_compiling
 
 from ..facts import MaskFacts
-from . import admits, plain
+from . import admits, ops, plain
 from .notices import say_once
-from .ops import sdpa_forward
 
 
 def scaled_dot_product_attention(
@@ -77,7 +76,7 @@ def scaled_dot_product_attention(
             return plain.attention(*operands)
     len_q, len_k = (None, None) if lengths is None else lengths
     options = (float(scale), causal_bottom_right, left, right, deterministic, strict)
-    out, _ = sdpa_forward(query, key, value, bias, logits, len_q, len_k, *options)
+    out, _ = ops.forward(query, key, value, bias, logits, len_q, len_k, *options)
     return out
 
 

@@ -8,6 +8,8 @@ layouts of what they belong to; those of an absent or unwanted bias and of absen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from .. import reference
 from ..facts import MaskFacts
 from . import cuda
+from .dispatch import only_passes_on
 from .plain import Lengths
 
 NAMESPACE = "cudnn_frost_sm120"
@@ -94,7 +97,6 @@ def _backward_fake(grad_out: torch.Tensor, *arguments: Any) -> tuple[torch.Tenso
     return empty_gradients(query, key, value, bias, sinks, arguments[-1])
 
 
-@torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CPU", lib=_library)
 def _forward_cpu(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     p = Problem(*arguments)
     exact = reference.sdpa_forward(p.query, p.key, p.value, **p.reference_options())
@@ -102,7 +104,6 @@ def _forward_cpu(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return results[0].copy_(exact[0]), results[1].copy_(exact[1])
 
 
-@torch.library.impl(f"{NAMESPACE}::sdpa_backward", "CPU", lib=_library)
 def _backward_cpu(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -121,14 +122,12 @@ def _backward_cpu(
     return results
 
 
-@torch.library.impl(f"{NAMESPACE}::sdpa_forward", "CUDA", lib=_library)
 def _forward_cuda(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     p = Problem(*arguments)
     results = empty_results(p.query, p.value)
     return cuda.forward(p.query, p.key, p.value, p.bias, p.sinks, p.lengths, p.mask, p.scale, results)
 
 
-@torch.library.impl(f"{NAMESPACE}::sdpa_backward", "CUDA", lib=_library)
 def _backward_cuda(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -144,26 +143,45 @@ def _backward_cuda(
     return cuda.backward(*tensors, p.bias, p.sinks, p.lengths, *options)
 
 
+_KERNELS = {"cpu": (_forward_cpu, _backward_cpu), "cuda": (_forward_cuda, _backward_cuda)}
+for _device, _kernels in _KERNELS.items():
+    for _name, _kernel in zip(("sdpa_forward", "sdpa_backward"), _kernels, strict=True):
+        torch.library.impl(f"{NAMESPACE}::{_name}", _device.upper(), _kernel, lib=_library)
+
+
+def forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``sdpa_forward``, by the short way where there is one."""
+    if not only_passes_on(*inputs[:_OPERANDS]):
+        return sdpa_forward(*inputs)
+    return _Forward.apply(_KERNELS[inputs[0].device.type][0], *inputs)
+
+
+def _below_autograd(operator: Callable[..., Any], *inputs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*inputs)
+
+
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = sdpa_forward(*inputs)
+    def forward(ctx: Any, run: Callable[..., Any], *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = run(*inputs)
         ctx.save_for_backward(*inputs[:_OPERANDS], out, lse)
         ctx.options = inputs[_OPERANDS:]
         ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # or lse's, which is not used, is filled with zeros
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[Any, ...]:
         query, key, value, bias, sinks, seq_len_q, seq_len_kv, out, lse = ctx.saved_tensors
         optional = (bias, sinks, seq_len_q, seq_len_kv)
-        want_dbias = bias is not None and ctx.needs_input_grad[3]
-        dq, dk, dv, dbias, dsinks = sdpa_backward(
-            grad_out, query, key, value, out, lse, *optional, *ctx.options, want_dbias
-        )
+        want_dbias = bias is not None and ctx.needs_input_grad[4]
+        tensors = (grad_out, query, key, value, out, lse, *optional)
+        direct = not torch.is_grad_enabled() and only_passes_on(*tensors)
+        run = _KERNELS[query.device.type][1] if direct else sdpa_backward
+        dq, dk, dv, dbias, dsinks = run(*tensors, *ctx.options, want_dbias)
         rest = (dbias if want_dbias else None, None if sinks is None else dsinks, None, None)
-        return dq, dk, dv, *rest, *(None for _ in ctx.options)
+        return None, dq, dk, dv, *rest, *(None for _ in ctx.options)
 
 
 class _Backward(torch.autograd.Function):
@@ -171,8 +189,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return sdpa_backward(*inputs)
+        return _below_autograd(sdpa_backward, *inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> None:
@@ -180,19 +197,7 @@ class _Backward(torch.autograd.Function):
 
 
 # Not by torch.library.register_autograd, which goes through the schema on every call: on one CPU 75 µs for the forward
-# where this takes 30.
-def _with_autograd(operator: Any, function: type[torch.autograd.Function], inputs: tuple[Any, ...]) -> Any:
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
-        return function.apply(*inputs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*inputs)
-
-
-@torch.library.impl(f"{NAMESPACE}::sdpa_forward", "Autograd", lib=_library)
-def _forward_autograd(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _with_autograd(sdpa_forward, _Forward, inputs)
-
-
-@torch.library.impl(f"{NAMESPACE}::sdpa_backward", "Autograd", lib=_library)
-def _backward_autograd(*inputs: Any) -> tuple[torch.Tensor, ...]:
-    return _with_autograd(sdpa_backward, _Backward, inputs)
+# where this takes 30. Also where nothing requires a gradient: a tangent of forward mode must raise, not be dropped.
+_forward_autograd = partial(_Forward.apply, partial(_below_autograd, sdpa_forward))
+torch.library.impl(f"{NAMESPACE}::sdpa_forward", "Autograd", _forward_autograd, lib=_library)
+torch.library.impl(f"{NAMESPACE}::sdpa_backward", "Autograd", _Backward.apply, lib=_library)

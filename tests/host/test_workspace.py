@@ -90,6 +90,13 @@ def test_dS_is_stored_within_the_budget_only(deterministic):
             assert region.nbytes == HEAD * plan.slots_per_launch * knobs.heads_per_cta <= budget
 
 
+def test_a_part_takes_no_more_than_fills_the_gpu():
+    """However large the budget: 8 waves of CTAs are enough"""
+    facts, target = facts_of(Case(128, batch=8, heads_q=64, seqlen_q=1024)), replace(SM120, ds_budget=1 << 60)
+    plan = make_plan(facts, BwdKnobs(32, 128, 3, 1, ReductionMode.DS_STORE), target)
+    assert plan.slots_per_launch == 171  # 512 heads of 8 tiles are 21.8 waves of 188: three equal parts
+
+
 @pytest.mark.parametrize(
     ("case", "budget", "expected"),
     [

@@ -1,0 +1,40 @@
+"""Whether anything listens on an operator's way through torch's dispatcher: if not, its kernel can be called directly.
+
+Host time is why: a trip through the dispatcher takes 10 µs or more for an operator that is written in Python.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch._C import (
+    DispatchKey,
+    _dispatch_keys,
+    _dispatch_tls_is_dispatch_key_excluded,
+    _dispatch_tls_local_include_set,
+)
+from torch.compiler import is_compiling
+from torch.overrides import has_torch_function
+
+_AT_REST = _dispatch_tls_local_include_set()
+
+
+def only_passes_on(*tensors: torch.Tensor | None) -> bool:
+    """Whether the dispatcher would call autograd and the device's kernel and nothing else, for these arguments.
+
+    False under tracing, dispatch and function modes, torch.func's transforms, inference mode, a profiler, or below
+    autograd, and for tensors that are more than a plain one of their device: subclasses, fake, batched or lazy ones.
+    """
+    if is_compiling() or torch._C._autograd._profiler_enabled() or has_torch_function(tensors):
+        return False
+    if _dispatch_tls_local_include_set() != _AT_REST:
+        return False
+    if _dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradFunctionality):
+        return False
+    return all(t is None or _dispatch_keys(t).raw_repr() == _plain_keys(t.device.type) for t in tensors)
+
+
+@cache
+def _plain_keys(device: str) -> int:
+    return int(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
