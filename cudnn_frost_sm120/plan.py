@@ -151,8 +151,8 @@ def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
 
 
 def slots_per_launch(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> int:
-    """Where dS is stored: as many (batch, walked heads) as fill the GPU for `DS_WAVES` and as the budget has room for, at
-    least one, in equal parts of whole head groups; they are worked on one part after the other. Else all."""
+    """Where dS is stored: as many (batch, walked heads) as fill the GPU for `DS_WAVES` and as the budget has room for,
+    at least one, in equal parts of whole head groups; they are worked on one part after the other. Else all."""
     slots = facts.batch * facts.heads_q // knobs.heads_per_cta
     if knobs.reduction_mode is not ReductionMode.DS_STORE:
         return slots

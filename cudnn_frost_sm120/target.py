@@ -12,7 +12,7 @@ DS_BUDGET_ENV = "CUDNN_FROST_SM120_DS_BUDGET"  # bytes of workspace that a plan 
 STAND_IN_ENV = "CUDNN_FROST_SM120_STAND_IN"  # 1 admits sm_90, for tests of correctness on a Hopper GPU
 
 DS_BUDGET = 4 << 30
-"""What a plan may store dS in where the environment does not say: 4 GiB, so that two heads of S 32768 fit, and fill a GPU."""
+"""What a plan may store dS in where the environment does not say: 4 GiB, two heads of S 32768, which fill a GPU."""
 
 
 @dataclass(frozen=True)

@@ -8,27 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from .facts import BwdFacts, MaskFacts, TensorFacts
-from .target import Target
-
-_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "int32"}
-_REQUIRED = ("q", "k", "v", "o", "do", "stats", "dq", "dk", "dv")
-_OPTIONAL = ("seq_len_q", "seq_len_kv", "bias", "dbias", "sink", "dsink")
-_PLANS_KEPT = 4096  # per process; one is a few kilobytes, and kernels are shared between them
-
-# Admission rules that no problem can break, only arguments that do not fit each other.
-_CONTRADICTIONS = frozenset(
-    {"rank", "shapes", "uniform_dtype", "stats_dtype", "mask_bounds", "lengths", "bias_shape", "sink_shape"}
-)
-
-Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Of one tensor, all that planning looks at: (shape, stride, dtype, device)."""
+from .facts import MaskFacts
+from .gradients import gradients
 
 
 class NamedResults(dict[str, torch.Tensor]):
@@ -91,40 +76,11 @@ def sdpa_bwd_wrapper_dsl_sm120(
     if not math.isfinite(scale):
         raise ValueError(f"scale_softmax must be finite, got {scale_softmax}")
 
-    tensors = {
-        "q": q_tensor,
-        "k": k_tensor,
-        "v": v_tensor,
-        "o": o_tensor,
-        "do": do_tensor,
-        "stats": stats_tensor,
-        "dq": torch.empty_like(q_tensor),
-        "dk": torch.empty_like(k_tensor),
-        "dv": torch.empty_like(v_tensor),
-        "seq_len_q": seq_q_lens,
-        "seq_len_kv": seq_kv_lens,
-        "bias": bias_tensor,
-        "dbias": torch.empty_like(bias_tensor, dtype=torch.float32) if bias_tensor is not None and want_dbias else None,
-        "sink": sink_token,
-        "dsink": None if sink_token is None else torch.empty_like(sink_token),
-    }
-    signatures = tuple(None if t is None else signature(t) for t in tensors.values())
-    device = q_tensor.device
-    with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
-        launcher, workspace_bytes = _launcher(signatures, mask, scale, bool(deterministic))
-        workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device)
-        launcher.run(
-            {name: t.data_ptr() for name, t in tensors.items() if t is not None},
-            workspace.data_ptr(),
-            workspace_bytes,
-            torch.cuda.current_stream(device).cuda_stream,
-        )
-    results = ((name, tensors[name]) for name in ("dq", "dk", "dv", "dbias", "dsink"))
-    return NamedResults({f"{name}_tensor": t for name, t in results if t is not None})
-
-
-def signature(tensor: torch.Tensor) -> Signature:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    operands = {"q": q_tensor, "k": k_tensor, "v": v_tensor, "o": o_tensor, "do": do_tensor, "stats": stats_tensor}
+    optional = {"seq_len_q": seq_q_lens, "seq_len_kv": seq_kv_lens, "bias": bias_tensor, "sink": sink_token}
+    operands |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    results = gradients(operands, mask, scale, bool(deterministic), want_dbias)
+    return NamedResults({f"{name}_tensor": tensor for name, tensor in results.items()})
 
 
 def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None, padding: bool) -> MaskFacts:
@@ -141,52 +97,3 @@ def _mask(causal: bool, bottom_right: bool, left: int | None, right: int | None,
         right_bound=(int(right) if right is not None else 0) if causal else None,
         padding=padding,
     )
-
-
-@lru_cache(maxsize=_PLANS_KEPT)
-def _launcher(
-    signatures: tuple[Signature | None, ...], mask: MaskFacts, scale: float, deterministic: bool
-) -> tuple[Any, int]:
-    """The launcher of the first plan, and its workspace in bytes. What raises is not remembered."""
-    from . import target
-    from .compile import compile_chain
-    from .launch import Launcher
-    from .plan import make_plan
-    from .ranking import plans_for
-
-    given = {n: s for n, s in zip((*_REQUIRED, *_OPTIONAL), signatures, strict=True) if s is not None}
-    device = given["q"][3]
-    for name, (_, _, _, where) in given.items():
-        if where != device:
-            raise ValueError(f"q is on {device} and {name} on {where}; all tensors belong on one device")
-    facts = facts_from_signatures(given, mask, scale, deterministic)
-    resolved = target.for_device(device.index)
-    refuse(facts, resolved)
-    plan = make_plan(facts, plans_for(facts, resolved)[0], resolved)
-    return Launcher(plan, compile_chain(plan.key, resolved)), plan.workspace_bytes
-
-
-def facts_from_signatures(given: dict[str, Signature], mask: MaskFacts, scale: float, deterministic: bool) -> BwdFacts:
-    """The facts that a graph over such tensors would give; nothing is judged here."""
-    batch = given["q"][0][0] if len(given["q"][0]) else 0
-    records = {name: _record(name, described, batch) for name, described in given.items()}
-    return BwdFacts(**records, mask=mask, scale=scale, deterministic=deterministic)  # type: ignore[arg-type]
-
-
-def refuse(facts: BwdFacts, resolved: Target) -> None:
-    """Raise the first admission rule that hits: ValueError where arguments contradict each other, else a decline."""
-    from .admission import declining_rule
-
-    rule = declining_rule(facts, resolved)
-    if rule is not None:
-        kind = ValueError if rule.name in _CONTRADICTIONS else NotImplementedError
-        raise kind(rule.says(facts, resolved))
-
-
-def _record(name: str, described: Signature, batch: int) -> TensorFacts:
-    shape, stride, dtype, _ = described
-    dtype_name = _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-    dense = all(size == 1 or step == 1 for size, step in zip(shape, stride, strict=True))
-    if name in ("seq_len_q", "seq_len_kv") and shape.numel() == batch and dense:
-        return TensorFacts(name, (batch, 1, 1, 1), (1, 1, 1, 1), dtype_name)  # the one spelling that a graph has
-    return TensorFacts(name, tuple(shape), tuple(stride), dtype_name)

@@ -13,7 +13,7 @@ from torch.compiler import assume_constant_result
 from .. import target
 from ..config.arch import TMA_ALIGNMENT
 from ..facts import MaskFacts
-from ..wrapper import Signature, facts_from_signatures, refuse, signature
+from ..gradients import Signature, facts_from_signatures, refuse, signature, without_gaps
 
 _ANSWERS_KEPT = 4096
 
@@ -77,7 +77,7 @@ def _reason(
     out = (torch.Size((batch, heads, rows, width)), (rows * heads * width, width, heads * width, 1), dtype, device)
     stats = (torch.Size((batch, heads, rows, 1)), (heads * rows, rows, 1, 1), torch.float32, device)
     given = {"q": query, "k": key, "v": value, "o": out, "do": out, "stats": stats}
-    given |= {f"d{name}": _without_gaps(given[name]) for name in ("q", "k", "v")}
+    given |= {f"d{name}": without_gaps(given[name]) for name in ("q", "k", "v")}
     try:
         refuse(
             facts_from_signatures(given | dict(optional), mask, scale, deterministic), target.for_device(device.index)
@@ -85,9 +85,3 @@ def _reason(
     except NotImplementedError as declined:
         return str(declined)
     return None
-
-
-def _without_gaps(like: Signature) -> Signature:
-    """What ``torch.empty_like`` makes."""
-    shape, stride, dtype, device = like
-    return shape, torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride(), dtype, device

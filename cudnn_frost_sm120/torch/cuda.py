@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..facts import MaskFacts
-from ..wrapper import sdpa_bwd_wrapper_dsl_sm120
+from ..gradients import gradients
 from .cudnn_forward import cudnn_forward
 from .notices import say_once
 from .plain import Lengths, written_out
@@ -108,32 +106,26 @@ def backward(
     Layouts that the kernels do not take (an expanded gradient, say) are copied first, which is said once; with
     ``strict`` they raise NotImplementedError, as does what no layout would change.
     """
-    named = {"q": query, "k": key, "v": value, "o": out, "do": grad_out, "stats": lse}
-    tensors: dict[str, Any] = {f"{name}_tensor": tensor for name, tensor in named.items()}
-    options: dict[str, Any] = {
-        "is_causal": mask.right_bound is not None,
-        "causal_bottom_right": mask.bottom_right,
-        "window_size_left": None if mask.left_bound is None else mask.left_bound - 1,
-        "window_size_right": mask.right_bound or None,
-        "deterministic": deterministic,
-        "scale_softmax": scale,
-        "seq_q_lens": None if lengths is None else lengths[0],
-        "seq_kv_lens": None if lengths is None else lengths[1],
-        "sink_token": None if sinks is None else sinks.view(1, -1, 1, 1),
-        "bias_tensor": bias,
-        "want_dbias": want_dbias,
-    }
+    operands = {"q": query, "k": key, "v": value, "o": out, "do": grad_out, "stats": lse}
+    optional = {}
+    if lengths is not None:
+        optional["seq_len_q"], optional["seq_len_kv"] = lengths
+    if bias is not None:
+        optional["bias"] = bias
+    if sinks is not None:
+        optional["sink"] = sinks.view(1, -1, 1, 1)
+    options = (mask, scale, deterministic, want_dbias)
     try:
-        results = sdpa_bwd_wrapper_dsl_sm120(**tensors, **options)
+        results = gradients(operands | optional, *options)
     except NotImplementedError as declined:
-        if strict or all(_is_dense(tensor) for tensor in tensors.values()):
+        if strict or all(_is_dense(tensor) for tensor in operands.values()):
             raise
         say_once(f"attention backward copies an operand into another layout: {declined}")
-        tensors = {name: tensor if _is_dense(tensor) else tensor.contiguous() for name, tensor in tensors.items()}
-        results = sdpa_bwd_wrapper_dsl_sm120(**tensors, **options)
-    dbias = results["dbias_tensor"].to(bias.dtype) if bias is not None and want_dbias else query.new_empty(0)
-    dsinks = results["dsink_tensor"].view(-1) if sinks is not None else query.new_empty(0)
-    return results["dq_tensor"], results["dk_tensor"], results["dv_tensor"], dbias, dsinks
+        operands = {name: tensor if _is_dense(tensor) else tensor.contiguous() for name, tensor in operands.items()}
+        results = gradients(operands | optional, *options)
+    dbias = results["dbias"].to(bias.dtype) if bias is not None and want_dbias else query.new_empty(0)
+    dsinks = results["dsink"].view(-1) if sinks is not None else query.new_empty(0)
+    return results["dq"], results["dk"], results["dv"], dbias, dsinks
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

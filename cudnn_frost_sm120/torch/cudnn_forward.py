@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ..facts import MaskFacts
-from ..wrapper import Signature, signature
+from ..gradients import Signature, current, signature, stream_of
 from .notices import say_once
 
 _GRAPHS_KEPT = 1024  # per process
@@ -24,6 +25,7 @@ _per_thread = threading.local()
 class _Planned:
     graph: Any
     workspace_bytes: int
+    uids: tuple[int, ...] | None  # where execute takes operands in an order: cudnn-frontend 1.31 and later
 
 
 def cudnn_forward(tensors: dict[str, torch.Tensor], mask: MaskFacts, scale: float) -> bool:
@@ -33,13 +35,16 @@ def cudnn_forward(tensors: dict[str, torch.Tensor], mask: MaskFacts, scale: floa
     seq_len_kv (B, 1, 1, 1); out and lse are written. A first call with new shapes or strides plans, and may compile.
     """
     device = tensors["q"].device
-    with torch.cuda.device(device):
+    with current(device):
         handle = _handle(device)
         planned = _planned(tuple((name, signature(t)) for name, t in tensors.items()), mask, scale)
         if planned is None:
             return False
         workspace = torch.empty(max(planned.workspace_bytes, 1), dtype=torch.uint8, device=device)
-        planned.graph.execute({_UIDS[name]: t for name, t in tensors.items()}, workspace, handle=handle)
+        if planned.uids is not None:
+            planned.graph.execute(tuple(tensors.values()), workspace, handle=handle, tensor_uids=planned.uids)
+        else:
+            planned.graph.execute({_UIDS[name]: t for name, t in tensors.items()}, workspace, handle=handle)
     return True
 
 
@@ -48,10 +53,12 @@ def _handle(device: torch.device) -> Any:
     import cudnn
 
     handles = _per_thread.__dict__.setdefault("handles", {})
-    if device not in handles:
-        handles[device] = cudnn.create_handle()
-    cudnn.set_stream(handle=handles[device], stream=torch.cuda.current_stream(device).cuda_stream)
-    return handles[device]
+    handle, its_stream = handles.get(device) or (cudnn.create_handle(), None)
+    stream = stream_of(device)
+    if stream != its_stream:
+        cudnn.set_stream(handle=handle, stream=stream)
+        handles[device] = handle, stream
+    return handle
 
 
 @lru_cache(maxsize=_GRAPHS_KEPT)
@@ -69,7 +76,9 @@ def _planned(tensors: tuple[tuple[str, Signature], ...], mask: MaskFacts, scale:
         except (cudnn.cudnnGraphNotSupportedError, NotImplementedError, ValueError, RuntimeError) as declined:
             say_once(f"cuDNN has no attention forward for one of the problems, and another one runs: {declined}")
             return None
-        return _Planned(graph, graph.get_workspace_size())
+        ordered = "tensor_uids" in inspect.signature(graph.execute).parameters
+        uids = tuple(_UIDS[name] for name, _ in tensors) if ordered else None
+        return _Planned(graph, graph.get_workspace_size(), uids)
 
 
 def declare_graph(tensors: dict[str, Signature], mask: MaskFacts, scale: float, handle: Any = None) -> Any:

@@ -143,7 +143,10 @@ def _backward_cuda(
     return cuda.backward(*tensors, p.bias, p.sinks, p.lengths, *options)
 
 
-_KERNELS = {"cpu": (_forward_cpu, _backward_cpu), "cuda": (_forward_cuda, _backward_cuda)}
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "cpu": (_forward_cpu, _backward_cpu),
+    "cuda": (_forward_cuda, _backward_cuda),
+}
 for _device, _kernels in _KERNELS.items():
     for _name, _kernel in zip(("sdpa_forward", "sdpa_backward"), _kernels, strict=True):
         torch.library.impl(f"{NAMESPACE}::{_name}", _device.upper(), _kernel, lib=_library)
@@ -172,7 +175,9 @@ class _Forward(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_out: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
+        if grad_out is None:
+            return (None,) * len(ctx.needs_input_grad)
         query, key, value, bias, sinks, seq_len_q, seq_len_kv, out, lse = ctx.saved_tensors
         optional = (bias, sinks, seq_len_q, seq_len_kv)
         want_dbias = bias is not None and ctx.needs_input_grad[4]

@@ -1,19 +1,20 @@
 """The operators and scaled_dot_product_attention on CPU tensors, where the fp64 reference serves them."""
 
-import inspect
 import logging
 import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import cudnn_frost_sm120.torch as ours
 from cudnn_frost_sm120 import reference
-from cudnn_frost_sm120 import sdpa_bwd_wrapper_dsl_sm120 as wrapper_function
 from cudnn_frost_sm120.facts import MaskFacts
-from cudnn_frost_sm120.torch import admits, cuda, cudnn_forward, notices, ops, plain
+from cudnn_frost_sm120.torch import admits, cuda, cudnn_forward, dispatch, notices, ops, plain
 
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 10, 14, 16, 8
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 6e-3}
@@ -447,17 +448,16 @@ def test_which_forward_runs(monkeypatch):
     assert routes(q.float(), query=q.float()) == ["torch"]
 
 
-def test_backward_hands_on_what_the_wrapper_calls_things(monkeypatch):
-    """The wrapper's left window counts the keys before the diagonal, MaskFacts' bound one more."""
+def test_backward_copies_what_no_kernel_takes(monkeypatch):
     calls = []
 
-    def wrapper(**arguments):
-        calls.append(arguments)
-        if arguments["do_tensor"].stride(0) == 0:
+    def gradients(operands, *options):
+        calls.append((operands, options))
+        if operands["do"].stride(0) == 0:
             raise NotImplementedError("do has stride 0 [broadcast]")
-        return {"dq_tensor": 1, "dk_tensor": 2, "dv_tensor": 3, "dsink_tensor": torch.ones(1, HQ, 1, 1)}
+        return {"dq": 1, "dk": 2, "dv": 3, "dsink": torch.ones(1, HQ, 1, 1)}
 
-    monkeypatch.setattr(cuda, "sdpa_bwd_wrapper_dsl_sm120", wrapper)
+    monkeypatch.setattr(cuda, "gradients", gradients)
     q = torch.zeros(B, HQ, SQ, D)
     expanded = torch.ones(()).expand(q.shape)
     mask = MaskFacts(left_bound=4, right_bound=2)
@@ -465,14 +465,76 @@ def test_backward_hands_on_what_the_wrapper_calls_things(monkeypatch):
     results = cuda.backward(q, q, q, q, q[..., :1], expanded, *more, False, False)
     assert results[:3] == (1, 2, 3)
     assert results[4].shape == (HQ,)
-    assert [call["do_tensor"].is_contiguous() for call in calls] == [False, True], "copied, and tried again"
-    last = calls[-1]
-    assert (last["is_causal"], last["window_size_left"], last["window_size_right"]) == (True, 3, 2)
-    assert (last["deterministic"], last["scale_softmax"], last["sink_token"].shape) == (True, 0.5, (1, HQ, 1, 1))
-    assert last["want_dbias"] is False
-    assert last.keys() <= set(inspect.signature(wrapper_function).parameters)
+    assert [operands["do"].is_contiguous() for operands, _ in calls] == [False, True], "copied, and tried again"
+    operands, options = calls[-1]
+    assert options == (mask, 0.5, True, False)
+    assert operands["sink"].shape == (1, HQ, 1, 1)
+    assert operands.keys() == {"q", "k", "v", "o", "do", "stats", "sink"}
     with pytest.raises(NotImplementedError, match="broadcast"):
         cuda.backward(q, q, q, q, q[..., :1], expanded, *more, True, False)
+
+
+@pytest.mark.parametrize(
+    "listening",
+    "mode,function mode,profiler,vmap,batched grads,grad transform,inference,below autograd,fake".split(","),
+)
+def test_the_dispatcher_is_left_out_only_where_nothing_listens(listening):
+    q, _ = torch.randn(1, 2, 4, 8), dispatch.only_passes_on(torch.zeros(1))
+    seen = []
+
+    def watched(*tensors):
+        seen.append(dispatch.only_passes_on(*tensors))
+        return tensors[0].sum()
+
+    def inside(context, *tensors):
+        with context:
+            return watched(*tensors)
+
+    assert watched(q, None, q).ndim == 0
+    assert seen.pop(), "a plain tensor"
+    assert watched(torch.nn.Parameter(q)).ndim == 0
+    assert seen.pop(), "and a parameter"
+    match listening:
+        case "mode":
+            inside(FlopCounterMode(display=False), q)
+        case "function mode":
+            inside(torch.device("cpu"), q)
+        case "profiler":
+            inside(torch.profiler.profile(), q)
+        case "vmap":
+            torch.func.vmap(watched)(q)
+        case "batched grads":
+            leaf = q.clone().requires_grad_()
+            leaf.register_hook(lambda gradient: seen.append(dispatch.only_passes_on(gradient)))
+            torch.autograd.grad(leaf * 2, leaf, torch.ones(3, *q.shape), is_grads_batched=True)
+        case "grad transform":
+            torch.func.grad(watched)(q)
+        case "inference":
+            inside(torch.inference_mode(), q)
+        case "below autograd":
+            inside(torch._C._AutoDispatchBelowAutograd(), q)
+        case "fake":
+            inside(FakeTensorMode(allow_non_fake_inputs=True), q)
+            watched(FakeTensorMode().from_tensor(q))
+    assert seen, "it was reached"
+    assert not any(seen)
+
+
+def test_forward_mode_raises_where_a_tangent_would_be_lost():
+    tensors, _ = operands(torch.float32)
+    with torch.no_grad(), forward_ad.dual_level():
+        tensors["q"] = forward_ad.make_dual(tensors["q"].detach(), torch.ones(B, HQ, SQ, D))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            attend(tensors, sinks=tensors["sinks"])
+
+
+def test_a_profile_shows_the_operators():
+    """A profile names the operators, though eager mode leaves their dispatch out"""
+    tensors, _ = operands(torch.float32)
+    with torch.profiler.profile() as profile:
+        attend(tensors).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"cudnn_frost_sm120::sdpa_forward", "cudnn_frost_sm120::sdpa_backward"} <= names
 
 
 def test_a_notice_is_logged_once(monkeypatch, caplog):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import cudnn_frost_sm120.torch as ours
-from cudnn_frost_sm120.torch import attention, notices, ops, switch
+from cudnn_frost_sm120.torch import notices, ops, switch
 
 TORCH = F.scaled_dot_product_attention
 

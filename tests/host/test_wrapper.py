@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cudnn_frost_sm120
-from cudnn_frost_sm120 import target, wrapper
+from cudnn_frost_sm120 import gradients, target, wrapper
 from cudnn_frost_sm120.facts import MaskFacts, TensorFacts, facts_from_graph
 
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 24, 40, 64, 32
@@ -27,7 +27,7 @@ def operands(dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
 
 def facts(tensors, mask=MaskFacts(), scale=0.125):
     signatures = {name: (t.shape, t.stride(), t.dtype, t.device) for name, t in tensors.items()}
-    return wrapper.facts_from_signatures(signatures, mask, scale, False)
+    return gradients.facts_from_signatures(signatures, mask, scale, False)
 
 
 def test_is_a_public_name():
@@ -88,7 +88,7 @@ def test_facts_of_ordinary_tensors():
     assert got.q.stride == (SQ * HQ * D, D, HQ * D, 1)
     assert got.dq.stride == got.q.stride
     assert got.stats.dtype == "fp32"
-    wrapper.refuse(got, target.Target("sm_120", "sm_120a", None, 188))
+    gradients.refuse(got, target.Target("sm_120", "sm_120a", None, 188))
 
 
 @pytest.mark.planning
@@ -123,8 +123,8 @@ def test_states_the_problem_as_a_graph_does(arguments, attributes, padded):
         for name, t in tensors.items()
         if name not in ("dq", "dk", "dv")
     }
-    gradients = graph.sdpa_backward(**ports, attn_scale=0.125, **attributes)
-    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+    results = graph.sdpa_backward(**ports, attn_scale=0.125, **attributes)
+    for name, gradient in zip(("dq", "dk", "dv"), results, strict=True):
         like = tensors[name]
         gradient.set_output(True).set_dim(list(like.shape)).set_stride(list(like.stride()))
         gradient.set_data_type(cudnn.data_type.BFLOAT16)
@@ -162,30 +162,29 @@ def test_lengths_of_any_shape_become_the_graphs_shape():
 def test_what_is_refused(change, error, sentence):
     got = facts(operands() | change)
     with pytest.raises(error or NotImplementedError, match=sentence):
-        wrapper.refuse(got, target.Target("sm_120", "sm_120a", None, 188))
+        gradients.refuse(got, target.Target("sm_120", "sm_120a", None, 188))
 
 
 def test_other_dtypes_are_declined():
     with pytest.raises(NotImplementedError, match="fp16 and bf16"):
-        wrapper.refuse(facts(operands(torch.float64)), target.Target("sm_120", "sm_120a", None, 188))
+        gradients.refuse(facts(operands(torch.float64)), target.Target("sm_120", "sm_120a", None, 188))
 
 
 @pytest.mark.compile
 def test_plans_and_compiles_the_first_plan(monkeypatch):
     """All that comes before the launch, for a GPU that is not there."""
     monkeypatch.setattr(target, "for_device", lambda device: target.Target("sm_120", "sm_120a", None, 188))
-    names = (*wrapper._REQUIRED, *wrapper._OPTIONAL)
-    given = {name: (t.shape, t.stride(), t.dtype, t.device) for name, t in operands().items()}
-    signatures = tuple(given.get(name) for name in names)
-    launcher, workspace_bytes = wrapper._launcher.__wrapped__(signatures, MaskFacts(right_bound=0), 0.125, False)
+    made = ("dq", "dk", "dv")
+    given = {name: gradients.signature(t) for name, t in operands().items() if name not in made}
+    more = (made, MaskFacts(right_bound=0), 0.125, False)
+    launcher, workspace_bytes = gradients._launcher.__wrapped__(tuple(given), tuple(given.values()), *more)
     assert workspace_bytes >= B * HQ * SQ * 4 * 2, "LSE and delta"
     with pytest.raises(ValueError, match="workspace"):
         launcher.run({}, 0, workspace_bytes, 0)
 
-    elsewhere = [*signatures]
-    elsewhere[names.index("stats")] = (*given["stats"][:3], torch.device("cpu"))
+    given["stats"] = (*given["stats"][:3], torch.device("cpu"))
     with pytest.raises(ValueError, match="q is on meta and stats on cpu; all tensors belong on one device"):
-        wrapper._launcher.__wrapped__(tuple(elsewhere), MaskFacts(), 0.125, False)
+        gradients._launcher.__wrapped__(tuple(given), tuple(given.values()), *more)
 
 
 def test_results_unpack_and_index():
