@@ -1,20 +1,22 @@
 """The cost model behind the ranking: the kernels whose time depends on the knobs.
 
-Terms, in seconds: visited tiles (device/block_range.py, on plain integers) at a rate per SM; the schedule of CTAs onto
-SMs, in launch order; bytes of the fp32 dQ accumulator, of dS, and of fp32 partial sums, written and read; launches. The
-rates are those of one board for each target. What a term is worth was set by the measurements of docs/performance.md.
+Terms, in seconds: visited tiles (device/block_range.py, on plain integers) at a rate per SM, and what a CTA takes
+beside them; the schedule of CTAs onto SMs, in launch order; bytes of the fp32 dQ accumulator, of dS, and of fp32
+partial sums, written and read; launches. The rates are those of one board for each target. On the stand-in they were
+fitted to 270 plans of 40 problems at D64 and D128, S 512 to 4096, timed on an H200, 2026-11-30; what is left is 8 %.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .config import gemm, recompute
 from .config.padding import QUERY_PADDING, padded_keys, padded_queries
-from .config.recompute import TILE_M, recompute_tile
 from .config.roles import WARPS_PER_GROUP
-from .config.tiles import TileConfig
+from .config.tiles import TileConfig, configs_for
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
 from .plan import slots_per_launch
@@ -23,19 +25,29 @@ from .target import Target
 
 @dataclass(frozen=True)
 class Rates:
+    """`narrow`, `gemm`, `recompute`: time for a FLOP over that of the main loop on its widest key tiles; of the main
+    loop on 64 keys where a head dim has 128 too, of dq_gemm, of dq_recompute."""
+
     flops_per_sm: float  # of the main loop
     bytes_per_second: float
+    narrow: float
+    gemm: float
+    recompute: float
 
 
 LOOP_SHARE = 0.75  # of the tensor peak, in a main loop
 PER_SM = LOOP_SHARE * 466e12 / 188  # an RTX PRO 6000: 466 TFLOP/s dense bf16
+MEMORY_SHARE = 0.65  # of a memory's peak
+# Of SM120's ratios, those of a stand-in build that issues every HMMA twice: `narrow` 1.15 at D64, 1.08 at D128.
 RATES = {
-    "sm_120": Rates(PER_SM, 0.85 * 1.8e12),
-    "sm_121": Rates(PER_SM, 0.85 * 0.27e12),  # the same SM, on LPDDR5X
-    "sm_90": Rates(365e12 / 132, 0.85 * 4.8e12),  # measured on an H200, D128
+    "sm_120": Rates(PER_SM, MEMORY_SHARE * 1.8e12, narrow=1.12, gemm=1.0, recompute=0.9),
+    "sm_121": Rates(PER_SM, MEMORY_SHARE * 0.27e12, narrow=1.12, gemm=1.0, recompute=0.9),  # the same SM, on LPDDR5X
+    "sm_90": Rates(380e12 / 132, MEMORY_SHARE * 4.8e12, narrow=1.25, gemm=0.65, recompute=0.75),
 }
-DS_WRITES = 3  # dS is written at this multiple of the memory's rate, as the main kernel hides most of it
-LAUNCH_SECONDS = 3e-6
+DS_WRITES = 3.3  # dS is written at this multiple of the memory's rate, as the main kernel hides most of it
+PART_PASSES = 3  # over their bytes: parts of dK and dV are written and read once, but read by few CTAs
+CTA_SECONDS = 4.5e-6  # before its first tile and behind its last
+LAUNCH_SECONDS = 1.5e-6
 EXACT_SCHEDULE_CTAS = 4096  # beyond this a grid is long enough for an average to do
 SAMPLED_TILES = 1024  # beyond this, evenly spaced tiles stand for all
 
@@ -86,22 +98,31 @@ def main_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKn
         columns *= sum(by_warp) * warp_weight / WARPS_PER_GROUP / max(1, sum(tiles) * weight)
     slots = facts.batch * facts.heads_q // heads
     per_launch = slots_per_launch(facts, knobs, target)
-    in_turn = makespan([heads * n for n in tiles], weight * per_launch, target.sm_count) * slots / per_launch
-    seconds = in_turn * 2 * tile.tile_m * tile.tile_n * columns / rates.flops_per_sm
+    narrow = rates.narrow if tile.key_blocks < widest_key_blocks(tile) else 1.0
+    each = 2 * tile.tile_m * tile.tile_n * columns * narrow / rates.flops_per_sm
+    ctas = [heads * each * n + CTA_SECONDS for n in tiles]
+    seconds = makespan(ctas, weight * per_launch, target.sm_count) * slots / per_launch
     if heads < facts.group:
         partial_bytes = 4 * slots * padded_keys(facts.seqlen_k) * (tile.headdim_qk + tile.headdim_v)
-        seconds += 2 * partial_bytes / rates.bytes_per_second + 2 * LAUNCH_SECONDS
+        seconds += PART_PASSES * partial_bytes / rates.bytes_per_second + 2 * LAUNCH_SECONDS
     return seconds
+
+
+def widest_key_blocks(tile: TileConfig) -> int:
+    """Among the rows of the same head dims."""
+    return max(row.key_blocks for row in configs_for(tile.headdim_qk, tile.headdim_v))
 
 
 def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target) -> float:
     """Time of the kernel that recomputes the scores for dQ: three GEMMs."""
-    shape = recompute_tile(tile.headdim_qk, tile.headdim_v)
-    tiles, weight = visited_tiles(facts, TILE_M, shape.tile_n, by_query=True)
-    flops = 2 * TILE_M * shape.tile_n * (2 * tile.headdim_qk + tile.headdim_v)
-    workers = target.sm_count * shape.ctas_per_sm
-    in_turn = makespan(list(tiles), weight * facts.batch * facts.heads_q, workers)
-    return in_turn * flops / (RATES[target.name].flops_per_sm / shape.ctas_per_sm)
+    shape = recompute.recompute_tile(tile.headdim_qk, tile.headdim_v)
+    tiles, weight = visited_tiles(facts, recompute.TILE_M, shape.tile_n, by_query=True)
+    flops = 2 * recompute.TILE_M * shape.tile_n * (2 * tile.headdim_qk + tile.headdim_v)
+    rates, shared = RATES[target.name], shape.ctas_per_sm
+    each = flops * rates.recompute * shared / rates.flops_per_sm
+    return makespan(
+        [each * n + CTA_SECONDS for n in tiles], weight * facts.batch * facts.heads_q, target.sm_count * shared
+    )
 
 
 def stored_scores(facts: BwdFacts, tile: TileConfig) -> int:
@@ -116,16 +137,21 @@ def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKno
     rates = RATES[target.name]
     scores = stored_scores(facts, tile)
     read = 2 * scores / rates.bytes_per_second
-    multiply = 2 * scores * tile.headdim_qk / (rates.flops_per_sm * target.sm_count)
-    launches = facts.batch * facts.heads_q / (slots_per_launch(facts, knobs, target) * knobs.heads_per_cta)
-    return read / DS_WRITES + max(read, multiply) + (2 * launches - 1) * LAUNCH_SECONDS
+    heads_at_once = slots_per_launch(facts, knobs, target) * knobs.heads_per_cta
+    parts = facts.batch * facts.heads_q / heads_at_once
+    tiles, weight = visited_tiles(facts, gemm.TILE_M, gemm.TILE_N, by_query=True)
+    shared = gemm.ctas_per_sm(tile.headdim_qk)
+    each = 2 * gemm.TILE_M * gemm.TILE_N * tile.headdim_qk * rates.gemm * shared / rates.flops_per_sm
+    ctas = [each * n + CTA_SECONDS for n in tiles]
+    multiply = makespan(ctas, weight * heads_at_once, target.sm_count * shared) * parts
+    return read / DS_WRITES + max(read, multiply) + (2 * parts - 1) * LAUNCH_SECONDS
 
 
-def makespan(jobs: list[int], repeats: float, workers: int) -> float:
+def makespan(jobs: Sequence[float], repeats: float, workers: int) -> float:
     """Time to run every job `repeats` times on the workers, jobs handed out in order as workers come free."""
     if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
         return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
-    free = [0] * workers
+    free = [0.0] * workers
     for job in jobs:
         for _ in range(round(repeats)):
             heapq.heapreplace(free, free[0] + job)

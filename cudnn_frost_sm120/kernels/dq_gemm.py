@@ -13,6 +13,7 @@ import cutlass.experimental.cuda as cuda
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.experimental import primitives as prims
 
+from ..config.gemm import STAGES, TILE_M, TILE_N
 from ..config.smem import ROW_BYTES, chunks
 from ..device import ds_store
 from ..device.block_range import key_tiles
@@ -25,12 +26,7 @@ from .main_epilogue import store_rows
 from .main_setup import MainConfig, mask_of
 from .operands import Common, Strided
 
-TILE_M = 128
-"""Query rows of a CTA."""
-TILE_N = 64
-"""Key rows of a tile; every tile_n of the main kernel is a multiple."""
 STEPS = TILE_N // 16
-STAGES = 3
 
 
 class DqGemmKernel:

@@ -27,6 +27,29 @@ TIMED = [  # (cell, the faster of atomic adds and stored dS, time of stored dS o
     (Cell(*D192_128, 4096), STORED, 0.96),
     (Cell(256, 256, 2, 8, 8, 4096, False), ATOMIC, 1.11),
     (Cell(256, 256, 2, 8, 8, 4096), STORED, 0.97),
+    (Cell(64, 64, 2, 64, 8, 4096, window=1024), STORED, 0.95),
+    (Cell(128, 128, 2, 64, 8, 4096, window=1024), STORED, 0.95),
+    (Cell(64, 64, 1, 8, 8, 1024), ATOMIC, 1.38),
+    (Cell(64, 64, 1, 16, 16, 2048, False), ATOMIC, 1.09),
+    (Cell(128, 128, 1, 8, 8, 1024), ATOMIC, 1.18),
+    (Cell(128, 128, 1, 4, 4, 2048, False), ATOMIC, 1.27),
+]
+
+TILES = [  # (cell, keys of the faster tile, time of the other tile over its own, both with atomic adds)
+    (Cell(64, 64, 1, 8, 8, 1024, False), 64, 1.34),
+    (Cell(64, 64, 1, 8, 8, 1024), 64, 1.38),
+    (Cell(64, 64, 1, 16, 16, 1024), 64, 1.22),
+    (Cell(64, 64, 1, 4, 4, 2048), 64, 1.46),
+    (Cell(64, 64, 1, 16, 16, 1024, False), 128, 1.24),
+    (Cell(64, 64, 1, 16, 16, 2048), 128, 1.20),
+    (Cell(64, 64, 2, 32, 32, 4096), 128, 1.26),
+    (Cell(128, 128, 1, 8, 8, 1024, False), 64, 1.41),
+    (Cell(128, 128, 1, 16, 16, 1024), 64, 1.29),
+    (Cell(128, 128, 1, 4, 4, 2048), 64, 1.48),
+    (Cell(128, 128, 1, 16, 16, 512), 64, 1.38),
+    (Cell(128, 128, 1, 16, 16, 1024, False), 128, 1.23),
+    (Cell(128, 128, 8, 16, 16, 512), 128, 1.06),
+    (Cell(128, 128, 1, 64, 8, 2048, False), 128, 1.23),
 ]
 
 
@@ -35,3 +58,10 @@ def test_the_faster_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: fl
     ranked = [knobs.reduction_mode for knobs in ranked_knobs(cell.facts(), STAND_IN)]
     assert ranked[0] is faster, f"{cell.name}: stored dS took {ratio} of the time of atomic adds"
     assert {ATOMIC, STORED} <= set(ranked)
+
+
+@pytest.mark.parametrize(("cell", "keys", "ratio"), TILES, ids=lambda value: getattr(value, "name", None))
+def test_the_faster_tile_ranks_first(cell: Cell, keys: int, ratio: float) -> None:
+    ranked = [knobs.tile_n for knobs in ranked_knobs(cell.facts(), STAND_IN)]
+    assert ranked[0] == keys, f"{cell.name}: the other tile took {ratio} of the time"
+    assert set(ranked) == {64, 128}

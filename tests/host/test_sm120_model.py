@@ -14,7 +14,7 @@ from cudnn_frost_sm120.bench.ceiling import Ceiling
 from cudnn_frost_sm120.bench.cells import Cell
 from cudnn_frost_sm120.bench.result import OURS, THROTTLED, Result, Timing
 from cudnn_frost_sm120.config.recompute import recompute_tile
-from cudnn_frost_sm120.config.tiles import TABLE
+from cudnn_frost_sm120.config.tiles import configs_for
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import ChainKey
@@ -28,7 +28,7 @@ from cudnn_frost_sm120.sm120_model.report import rate
 from cudnn_frost_sm120.target import Target, named
 
 SM120, SM90 = named("sm_120"), named("sm_90")
-D64 = TABLE[1]
+D64 = configs_for(64, 64)[0]
 SASS = """
         /*0000*/                   MOV R1, R2 ;
 .L_x_1:

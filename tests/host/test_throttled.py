@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cudnn_frost_sm120 import compile as compiling
-from cudnn_frost_sm120.config.tiles import TABLE, TileConfig
+from cudnn_frost_sm120.config.tiles import TileConfig, configs_for
 from cudnn_frost_sm120.cubin import compile_cubin
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
@@ -38,7 +38,7 @@ def test_it_is_never_put_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled_cache, "compile_cached", compile_cached)
     monkeypatch.setattr(compiling, "_CHAINS", {})
-    key = plain_key(TABLE[1])
+    key = plain_key(configs_for(64, 64)[0])
     for throttled in (False, True):
         compiling.compile_chain(replace(key, throttled=throttled), SM90)
     assert asked[0] is not None
@@ -47,7 +47,7 @@ def test_it_is_never_put_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("tile", [TABLE[1], TABLE[2], TABLE[-1]], ids=lambda tile: str(tile.headdim_qk))
+@pytest.mark.parametrize("tile", [configs_for(d, d)[0] for d in (64, 128, 256)], ids=lambda tile: str(tile.headdim_qk))
 def test_every_product_has_an_idle_one(tile: TileConfig) -> None:
     loops, idle_loops = (
         main_loops(compile_cubin(replace(plain_key(tile), throttled=on), SM90).kernel_sass("main"))
