@@ -63,7 +63,7 @@ TABLE: tuple[TileConfig, ...] = (
     TileConfig(192, 128, 32, 1, 3, 2, 2, 2, dq_interleaved=True, evidence=_SWEEP.format(17) + "296/285"),
     TileConfig(192, 192, 32, 1, 3, 2, 2, 1, dq_interleaved=True, evidence=_SWEEP.format(25) + "311/298"),
     TileConfig(
-        256, 256, 32, 1, 2, 1, 2, 1, dq_both_groups=True, dq_interleaved=True, evidence=_SWEEP.format(5) + "300/290"
+        256, 256, 32, 1, 2, 1, 2, 1, dq_both_groups=True, dq_interleaved=True, evidence=_SWEEP.format(7) + "300/293"
     ),
 )
 
