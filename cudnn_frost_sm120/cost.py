@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .boards import GB10, H200, RTX_5090, RTX_PRO_6000, Board
 from .config import gemm, recompute
 from .config.padding import QUERY_PADDING, padded_keys, padded_queries
 from .config.roles import WARPS_PER_GROUP
@@ -29,20 +30,29 @@ class Rates:
     loop on 64 keys where a head dim has 128 too, of dq_gemm, of dq_recompute."""
 
     flops_per_sm: float  # of the main loop
-    bytes_per_second: float
+    bytes_per_sm: float  # a second; boards of fewer SMs have less memory bandwidth too
     narrow: float
     gemm: float
     recompute: float
 
 
 LOOP_SHARE = 0.75  # of the tensor peak, in a main loop
-PER_SM = LOOP_SHARE * 466e12 / 188  # an RTX PRO 6000: 466 TFLOP/s dense bf16
 MEMORY_SHARE = 0.65  # of a memory's peak
-# Of SM120's ratios, those of a stand-in build that issues every HMMA twice: `narrow` 1.15 at D64, 1.08 at D128.
-RATES = {
-    "sm_120": Rates(PER_SM, MEMORY_SHARE * 1.8e12, narrow=1.12, gemm=1.0, recompute=0.9),
-    "sm_121": Rates(PER_SM, MEMORY_SHARE * 0.27e12, narrow=1.12, gemm=1.0, recompute=0.9),  # the same SM, on LPDDR5X
-    "sm_90": Rates(380e12 / 132, MEMORY_SHARE * 4.8e12, narrow=1.25, gemm=0.65, recompute=0.75),
+
+
+def _unmeasured(board: Board) -> Rates:
+    """Ratios are those of a stand-in build that issues every HMMA twice: `narrow` 1.15 at D64, 1.08 at D128."""
+    loop, memory = LOOP_SHARE * board.tensor_flops / board.sms, MEMORY_SHARE * board.memory_bytes / board.sms
+    return Rates(loop, memory, narrow=1.12, gemm=1.0, recompute=0.9)
+
+
+_RATES = {
+    ("sm_120", False): _unmeasured(RTX_PRO_6000),
+    ("sm_120", True): _unmeasured(RTX_5090),
+    ("sm_121", False): _unmeasured(GB10),
+    ("sm_90", False): Rates(
+        380e12 / H200.sms, MEMORY_SHARE * H200.memory_bytes / H200.sms, narrow=1.25, gemm=0.65, recompute=0.75
+    ),
 }
 DS_WRITES = 3.3  # dS is written at this multiple of the memory's rate, as the main kernel hides most of it
 PART_PASSES = 3  # over their bytes: parts of dK and dV are written and read once, but read by few CTAs
@@ -50,6 +60,14 @@ CTA_SECONDS = 4.5e-6  # before its first tile and behind its last
 LAUNCH_SECONDS = 1.5e-6
 EXACT_SCHEDULE_CTAS = 4096  # beyond this a grid is long enough for an average to do
 SAMPLED_TILES = 1024  # beyond this, evenly spaced tiles stand for all
+
+
+def rates_of(target: Target) -> Rates:
+    return _RATES[target.name, target.half_tensor_rate]
+
+
+def bytes_per_second(target: Target) -> float:
+    return rates_of(target).bytes_per_sm * target.sm_count
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +94,7 @@ def visited_tiles(facts: BwdFacts, tile_m: int, tile_n: int, by_query: bool = Fa
 
 def chain_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     """Time of the kernels that depend on the knobs: all but the statistics of rows, dBias and dSink."""
-    mode, rates = knobs.reduction_mode, RATES[target.name]
+    mode = knobs.reduction_mode
     seconds = main_seconds(facts, tile, target, knobs)
     if mode is ReductionMode.RECOMPUTE:
         return seconds + _recompute_seconds(facts, tile, target)
@@ -84,12 +102,12 @@ def chain_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdK
         return seconds + _ds_seconds(facts, tile, target, knobs)
     accumulator = 4 * facts.batch * facts.heads_q * padded_queries(facts.seqlen_q) * tile.headdim_qk
     # Zeroed, read, and written in 16 bits.
-    return seconds + 2.5 * accumulator / rates.bytes_per_second + LAUNCH_SECONDS
+    return seconds + 2.5 * accumulator / bytes_per_second(target) + LAUNCH_SECONDS
 
 
 def main_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     """Time of the main kernel, and of summing the parts where the knobs split groups."""
-    rates, heads = RATES[target.name], knobs.heads_per_cta
+    rates, heads = rates_of(target), knobs.heads_per_cta
     tiles, weight = visited_tiles(facts, tile.tile_m, tile.tile_n)
     columns: float = 3 * tile.headdim_qk + 2 * tile.headdim_v
     if not knobs.reduction_mode.dq_in_main:  # and warps pass over tiles that their own keys do not visit
@@ -104,7 +122,7 @@ def main_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKn
     seconds = makespan(ctas, weight * per_launch, target.sm_count) * slots / per_launch
     if heads < facts.group:
         partial_bytes = 4 * slots * padded_keys(facts.seqlen_k) * (tile.headdim_qk + tile.headdim_v)
-        seconds += PART_PASSES * partial_bytes / rates.bytes_per_second + 2 * LAUNCH_SECONDS
+        seconds += PART_PASSES * partial_bytes / bytes_per_second(target) + 2 * LAUNCH_SECONDS
     return seconds
 
 
@@ -118,7 +136,7 @@ def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target) -> flo
     shape = recompute.recompute_tile(tile.headdim_qk, tile.headdim_v)
     tiles, weight = visited_tiles(facts, recompute.TILE_M, shape.tile_n, by_query=True)
     flops = 2 * recompute.TILE_M * shape.tile_n * (2 * tile.headdim_qk + tile.headdim_v)
-    rates, shared = RATES[target.name], shape.ctas_per_sm
+    rates, shared = rates_of(target), shape.ctas_per_sm
     each = flops * rates.recompute * shared / rates.flops_per_sm
     return makespan(
         [each * n + CTA_SECONDS for n in tiles], weight * facts.batch * facts.heads_q, target.sm_count * shared
@@ -134,9 +152,9 @@ def stored_scores(facts: BwdFacts, tile: TileConfig) -> int:
 
 def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     """Time of writing dS, and of the kernel that reads it and multiplies it by K."""
-    rates = RATES[target.name]
+    rates = rates_of(target)
     scores = stored_scores(facts, tile)
-    read = 2 * scores / rates.bytes_per_second
+    read = 2 * scores / bytes_per_second(target)
     heads_at_once = slots_per_launch(facts, knobs, target) * knobs.heads_per_cta
     parts = facts.batch * facts.heads_q / heads_at_once
     tiles, weight = visited_tiles(facts, gemm.TILE_M, gemm.TILE_N, by_query=True)

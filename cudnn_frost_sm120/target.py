@@ -23,6 +23,7 @@ class Target:
     arch: str  # what the compiler is asked for: "sm_120a" | "sm_121a" | "sm_90a"
     device: int | None
     sm_count: int
+    half_tensor_rate: bool = False  # GeForce: products with fp32 sums at half the rate of an SM
     ds_budget: int = DS_BUDGET  # kept with the target, so that the variable is read once for a graph
 
 
@@ -69,7 +70,8 @@ def for_device(device: int) -> Target:
     from cudnn._device import device_info
 
     info = device_info(device)
-    return _from_capability(info.compute_capability, device, info.sm_count, f"cuda:{device}")
+    found = _from_capability(info.compute_capability, device, info.sm_count, f"cuda:{device}")
+    return replace(found, half_tensor_rate=found.name == "sm_120" and "GeForce" in info.device_name)
 
 
 def _on_device(target: Target, graph: Any) -> Target:

@@ -47,9 +47,14 @@ class ChainTime:
         return self.tiled + self.around + self.launches
 
 
+def on_board(target: Target, gpu: Gpu) -> Target:
+    """The target as it is on that GPU."""
+    return replace(target, sm_count=gpu.sms, half_tensor_rate=gpu.half_tensor_rate)
+
+
 def chain_time(engine: Engine, cell: Cell, gpu: Gpu, target: Target, stalls: StallsOf = no_stalls) -> ChainTime:
-    """`target` is what the engine plans and compiles for, with as many SMs as `gpu`."""
-    facts, here = cell.facts(), replace(target, sm_count=gpu.sms)
+    """`target` is what the engine plans and compiles for, on the board of `gpu`."""
+    facts, here = cell.facts(), on_board(target, gpu)
     bandwidth = REACHABLE_BANDWIDTH * gpu.memory_bytes_per_second
     kernels, around = engine.tiled_kernels(facts, here), engine.around(facts, here)
     return ChainTime(

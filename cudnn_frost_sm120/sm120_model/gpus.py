@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..boards import H200, RTX_5090, RTX_PRO_6000, Board
+
 SUB_PARTITIONS = 4
 SHARED_BYTES_PER_CYCLE = 128
 MUFU_CYCLES = 8  # a warp's instruction on 4 lanes a cycle
@@ -23,19 +25,25 @@ class Gpu:
     memory_bytes_per_second: float  # the data sheet's
 
     @property
+    def half_tensor_rate(self) -> bool:
+        return self.hmma_cycles > FULL_RATE_CYCLES
+
+    @property
     def peak_tflops(self) -> float:
         return HMMA_FLOPS * SUB_PARTITIONS * self.sms * self.clock_hz / self.hmma_cycles / 1e12
 
 
-def with_peak(name: str, sms: int, hmma_cycles: float, peak_tflops: float, memory: float) -> Gpu:
+def of_board(board: Board, hmma_cycles: float) -> Gpu:
     """The clock is what gives the dense peak."""
-    return Gpu(name, sms, hmma_cycles, peak_tflops * 1e12 * hmma_cycles / (HMMA_FLOPS * SUB_PARTITIONS * sms), memory)
+    clock_hz = board.tensor_flops * hmma_cycles / (HMMA_FLOPS * SUB_PARTITIONS * board.sms)
+    return Gpu(board.name, board.sms, hmma_cycles, clock_hz, board.memory_bytes)
 
 
-GPUS = (with_peak("RTX PRO 6000", 188, 16, 466, 1.79e12), with_peak("RTX 5090", 170, 32, 209.5, 1.79e12))
+FULL_RATE_CYCLES = 16
+GPUS = (of_board(RTX_PRO_6000, FULL_RATE_CYCLES), of_board(RTX_5090, 2 * FULL_RATE_CYCLES))
 
 
-def stand_in(ceiling_tflops: float, clock_hz: float, sms: int = 132) -> Gpu:
+def stand_in(ceiling_tflops: float, clock_hz: float, sms: int = H200.sms) -> Gpu:
     """An H200, whose rate of HMMAs is what was measured."""
     hmma_cycles = HMMA_FLOPS * SUB_PARTITIONS * sms * clock_hz / (ceiling_tflops * 1e12)
-    return Gpu("H200 (stand-in)", sms, hmma_cycles, clock_hz, 4.8e12)
+    return Gpu(H200.name, sms, hmma_cycles, clock_hz, H200.memory_bytes)

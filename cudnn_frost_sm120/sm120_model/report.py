@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..bench.cells import D64, D64_GROUPED, D128, D128_GROUPED, D192, D192_128, D256, Cell
 from ..config.tiles import TABLE
@@ -11,7 +11,7 @@ from ..knobs import ReductionMode
 from ..plan import knobs_of
 from ..target import Target
 from .calibration import Calibration, Headdims
-from .chains import NONE, ChainTime, Stalls, StallsOf, chain_time, no_stalls
+from .chains import NONE, ChainTime, Stalls, StallsOf, chain_time, no_stalls, on_board
 from .engines import MODELLED, Baseline, Engine, Ours, TiledKernel
 from .gpus import GPUS, Gpu
 from .loops import TileWork
@@ -111,7 +111,7 @@ def _chains(target: Target, calibration: Calibration | None) -> Iterator[Chain]:
     for cell in CELLS:
         headdims = (cell.headdim_qk, cell.headdim_v)
         for gpu in GPUS:
-            here = replace(target, sm_count=gpu.sms)
+            here = on_board(target, gpu)
             yield Chain(
                 cell,
                 gpu,

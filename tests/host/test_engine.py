@@ -98,7 +98,7 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    info = SimpleNamespace(compute_capability=(12, 0), sm_count=188)
+    info = SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board")
     monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
     request = analyze(make_graph())
     assert request.facts is not None
@@ -235,7 +235,7 @@ def test_workspace_on_another_device(run: Run) -> None:
 
 
 def test_another_gpu_than_compiled_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = SimpleNamespace(compute_capability=(12, 1))
+    info = SimpleNamespace(compute_capability=(12, 1), device_name="a board")
     monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
     refused(run, "compiled for sm_120a, and cuda:0 is SM121")
 
@@ -257,7 +257,8 @@ def test_managed_memory(run: Run) -> None:
 def test_a_build_follows_the_callers_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {1: (12, 0), 2: (12, 1)}
     monkeypatch.setattr(
-        "cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=info[ordinal], sm_count=70)
+        "cudnn._device.device_info",
+        lambda ordinal: SimpleNamespace(compute_capability=info[ordinal], sm_count=70, device_name="a board"),
     )
     engine = engine_module.Sm120BwdEngine(0)
     planned = Target("sm_120", "sm_120a", 0, 188)
@@ -307,7 +308,8 @@ def packed(buffers: Any) -> tuple[Sm120BwdPlan, Any, Launches]:
 @pytest.fixture
 def _sm120_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188)
+        "cudnn._device.device_info",
+        lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board"),
     )
 
 

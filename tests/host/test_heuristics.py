@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cudnn_frost_sm120.bench.cells import Cell
+from cudnn_frost_sm120.cost import bytes_per_second, rates_of
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.target import Target
@@ -60,6 +63,18 @@ def test_the_faster_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: fl
     ranked = [knobs.reduction_mode for knobs in ranked_knobs(cell.facts(), STAND_IN)]
     assert ranked[0] is faster, f"{cell.name}: stored dS took {ratio} of the time of atomic adds"
     assert {ATOMIC, STORED} <= set(ranked)
+
+
+def test_every_board_has_rates() -> None:
+    """Products take twice as long on a GeForce board, and memory what so many SMs of a board have of it"""
+    cell = Cell(*D128, 4096, deterministic=True).facts()
+    boards = [Target("sm_120", "sm_120a", 0, 188), Target("sm_120", "sm_120a", 0, 170, half_tensor_rate=True)]
+    boards += [Target("sm_121", "sm_121a", 0, 48), STAND_IN]
+    assert all(ranked_knobs(cell, board) for board in boards)
+    loops = [rates_of(board).flops_per_sm for board in boards]
+    assert loops[1] == pytest.approx(loops[0] / 2, rel=0.01)
+    assert loops[2] == loops[0]
+    assert bytes_per_second(replace(boards[0], sm_count=94)) == bytes_per_second(boards[0]) / 2
 
 
 @pytest.mark.parametrize(("cell", "keys", "ratio"), TILES, ids=lambda value: getattr(value, "name", None))

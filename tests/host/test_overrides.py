@@ -94,7 +94,8 @@ class Overridden:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, enabled: bool = True, **graph: Any) -> None:
         monkeypatch.setattr(
-            "cudnn._device.device_info", lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188)
+            "cudnn._device.device_info",
+            lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board"),
         )
         options = {"is_override_shape_enabled": True} if enabled else {}
         self.graph = plan(make_graph(graph=options, **graph))

@@ -30,8 +30,10 @@ def described(version: int, sm_count: int = 84) -> Any:
     )
 
 
-def on_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], current: int = 0) -> None:
-    info = SimpleNamespace(compute_capability=capability, sm_count=100)
+def on_device(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], current: int = 0, name: str = "a board"
+) -> None:
+    info = SimpleNamespace(compute_capability=capability, sm_count=100, device_name=name)
     monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
     monkeypatch.setattr("cudnn.frost.device.current_device", lambda: current)
 
@@ -98,6 +100,13 @@ def test_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = SimpleNamespace(_handle=SimpleNamespace(device=SimpleNamespace(ordinal=1)))
     assert resolve(graph).device == 1
     assert for_device(2) == Target("sm_120", "sm_120a", 2, 100)
+
+
+def test_boards_with_half_the_tensor_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, half in (("NVIDIA GeForce RTX 5090", True), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", False)):
+        on_device(monkeypatch, (12, 0), name=name)
+        assert for_device(0).half_tensor_rate is half
+    assert not targets.named("sm_120").half_tensor_rate
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (8, 9), (12, 5)])
