@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..bench.cells import D64, D64_GROUPED, D128, D128_GROUPED, D192, D192_128, D256, Cell
 from ..config.tiles import TABLE
@@ -76,17 +77,18 @@ def _stalls(calibration: Calibration | None, engine: Engine, headdims: Headdims)
 
 
 def _rows(target: Target, calibration: Calibration | None) -> Iterator[Row]:
-    """Of each configuration and way to sum dQ, and of the baseline at the same head dims."""
-    seen: set[Headdims] = set()
+    """Of each configuration and way to sum dQ, and of the baseline at the same head dims; each kernel once."""
+    seen: set[tuple[Any, ...]] = set()
     for tile in TABLE:
         headdims = (tile.headdim_qk, tile.headdim_v)
-        engines: list[Engine] = [Ours(knobs_of(tile, 1, mode)) for mode in MODELLED]
-        engines += [] if headdims in seen else [Baseline()]
-        seen.add(headdims)
+        engines: list[Engine] = [*(Ours(knobs_of(tile, 1, mode)) for mode in MODELLED), Baseline()]
         for engine in engines:
             stalls = _stalls(calibration, engine, headdims)
             for kernel in engine.tiled_kernels(Cell(*headdims, 1, 1, 1, 1024, False).facts(), target):
-                yield Row(headdims, engine, kernel, stalls(kernel))
+                this = (headdims, engine.name, kernel.name, kernel.whole.tile)
+                if this not in seen:
+                    seen.add(this)
+                    yield Row(headdims, engine, kernel, stalls(kernel))
 
 
 def _loop_table(rows: Iterable[Row], calibrated: bool) -> Iterator[str]:
