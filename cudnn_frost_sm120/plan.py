@@ -88,8 +88,9 @@ CAUSAL_HEAD_GROUP = 8
 
 
 DS_WAVES = 8
-"""CTAs of a launch that stores dS, at least, as a multiple of the SMs; more heads at once take memory for nothing. D128
-causal, S 32768, H200: launches of 2 waves took 1.13 of the time of atomic adds, of 4 waves 0.98."""
+DS_MODEST = 2 << 30
+"""dS takes more than this many bytes only for launches of less than `DS_WAVES` CTAs on each SM. D128 causal, S 32768,
+H200: launches of 2 waves (2 GiB) took 1.13 of the time of atomic adds, of 4 waves 0.98."""
 
 
 def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
@@ -153,13 +154,14 @@ def head_group_of(facts: BwdFacts, knobs: BwdKnobs) -> int:
 
 
 def slots_per_launch(facts: BwdFacts, knobs: BwdKnobs, target: Target) -> int:
-    """Where dS is stored: as many (batch, walked heads) as fill the GPU for `DS_WAVES` and as the budget has room for,
-    at least one, in equal parts of whole head groups; they are worked on one part after the other. Else all."""
+    """Where dS is stored: as many (batch, walked heads) as `DS_MODEST`, or `DS_WAVES`, and the budget have room for, at
+    least one, in equal parts of whole head groups; they are worked on one part after the other. Else all."""
     slots = facts.batch * facts.heads_q // knobs.heads_per_cta
     if knobs.reduction_mode is not ReductionMode.DS_STORE:
         return slots
     enough = -(-DS_WAVES * target.sm_count // -(-facts.seqlen_k // knobs.tile_n))
-    fit = max(1, min(enough, target.ds_budget // ds_region_bytes(facts, knobs.heads_per_cta)))
+    each = ds_region_bytes(facts, knobs.heads_per_cta)
+    fit = max(1, min(target.ds_budget // each, max(enough, DS_MODEST // each)))
     if fit >= slots:
         return slots
     even = -(-slots // -(-slots // fit))

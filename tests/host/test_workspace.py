@@ -90,11 +90,20 @@ def test_dS_is_stored_within_the_budget_only(deterministic):
             assert region.nbytes == HEAD * plan.slots_per_launch * knobs.heads_per_cta <= budget
 
 
-def test_a_part_takes_no_more_than_fills_the_gpu():
-    """However large the budget: 8 waves of CTAs are enough"""
-    facts, target = facts_of(Case(128, batch=8, heads_q=64, seqlen_q=1024)), replace(SM120, ds_budget=1 << 60)
+@pytest.mark.parametrize(
+    ("batch", "seqlen", "slots"),
+    [
+        (16, 1024, 1024),  # 2 GiB: all at once
+        (32, 1024, 1024),  # 2 GiB hold half, 43 waves of CTAs on 188 SMs
+        (1, 8192, 22),  # 24 heads of 64 tiles are 8 waves: 64 heads in three equal parts
+        (1, 32768, 6),  # 256 tiles: 6 heads are 8 waves
+    ],
+)
+def test_a_part_takes_more_than_2_GiB_only_to_fill_the_gpu(batch, seqlen, slots):
+    """However large the budget"""
+    facts, target = facts_of(Case(128, batch=batch, heads_q=64, seqlen_q=seqlen)), replace(SM120, ds_budget=1 << 60)
     plan = make_plan(facts, BwdKnobs(32, 128, 3, 1, ReductionMode.DS_STORE), target)
-    assert plan.slots_per_launch == 171  # 512 heads of 8 tiles are 21.8 waves of 188: three equal parts
+    assert plan.slots_per_launch == slots
 
 
 @pytest.mark.parametrize(
