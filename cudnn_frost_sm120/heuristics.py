@@ -10,7 +10,7 @@ from .config.tiles import TileConfig, configs_for
 from .cost import chain_seconds
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
-from .plan import knobs_of
+from .plan import key_group_of, knobs_of
 from .target import Target
 from .workspace import ds_region_bytes
 
@@ -57,11 +57,21 @@ def _walks(facts: BwdFacts, target: Target, mode: ReductionMode) -> list[int]:
 def _seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     seconds = chain_seconds(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.RELAY:
-        waits = knobs.heads_per_cta > 1 and effective_bounds(facts)[1] is not None
+        bounded = effective_bounds(facts)[1] is not None
+        waits = knobs.heads_per_cta > 1 and bounded
         seconds *= RELAY_WALK_SLOWDOWN if waits else RELAY_SLOWDOWN[tile.headdim_qk]
+        seconds *= 1.0 if bounded else 1.0 + _turns_before_the_first(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.DS_STORE:
         seconds *= DS_STORE_MEASURED.get((tile.headdim_qk, tile.headdim_v, _mask(facts)), DS_STORE_TIE)
     return seconds
+
+
+def _turns_before_the_first(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
+    """Over the tiles of a CTA, those that the last of its group waits for its first turn: with no right bound all of
+    them start at the first query tile. By the order of turns; not measured on grids as small as it tells on."""
+    key_tiles, query_tiles = -(-facts.seqlen_k // tile.tile_n), -(-facts.seqlen_q // tile.tile_m)
+    at_once = min(key_group_of(facts, knobs, target), key_tiles)
+    return (at_once - 1) / (query_tiles * knobs.heads_per_cta)
 
 
 def _mask(facts: BwdFacts) -> str:

@@ -65,6 +65,14 @@ def test_the_faster_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: fl
     assert {ATOMIC, STORED} <= set(ranked)
 
 
+def test_the_relay_is_not_first_where_a_head_has_the_gpu_to_itself() -> None:
+    """Its CTAs would all wait for the first query tile in turn; in long grids that is nothing"""
+    for seqlen, heads, relay in ((1024, 8, False), (16384, 128, True)):
+        facts = Cell(64, 64, 1, heads, heads, seqlen, False, deterministic=True).facts()
+        first = ranked_knobs(facts, Target("sm_120", "sm_120a", 0, 188))[0]
+        assert (first.reduction_mode is ReductionMode.RELAY) is relay, first
+
+
 def test_every_board_has_rates() -> None:
     """Products take twice as long on a GeForce board, and memory what so many SMs of a board have of it"""
     cell = Cell(*D128, 4096, deterministic=True).facts()
