@@ -3,7 +3,7 @@
 Terms, in seconds: visited tiles (device/block_range.py, on plain integers) at a rate per SM, and what a CTA takes
 beside them; the schedule of CTAs onto SMs, in launch order; bytes of the fp32 dQ accumulator, of dS, and of fp32
 partial sums, written and read; launches. The rates are those of one board for each target. On the stand-in they were
-fitted to 270 plans of 40 problems at D64 and D128, S 512 to 4096, timed on an H200, 2026-11-30; what is left is 8 %.
+fitted to 476 timings of plans of 64 problems at D64 and D128, S 512 to 16384, on an H200, 2026-11-30; 6 % is left.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ class Rates:
 
     flops_per_sm: float  # of the main loop
     bytes_per_sm: float  # a second; boards of fewer SMs have less memory bandwidth too
+    ds_bytes_per_sm: float  # the same for dS as it is read: in long streams, in part from L2
     narrow: float
     gemm: float
     recompute: float
 
 
 LOOP_SHARE = 0.75  # of the tensor peak, in a main loop
-MEMORY_SHARE = 0.65  # of a memory's peak
+MEMORY_SHARE, DS_SHARE = 0.65, 0.85  # of a memory's peak
 
 
 def _unmeasured(board: Board) -> Rates:
     """Ratios are those of a stand-in build that issues every HMMA twice: `narrow` 1.15 at D64, 1.08 at D128."""
-    loop, memory = LOOP_SHARE * board.tensor_flops / board.sms, MEMORY_SHARE * board.memory_bytes / board.sms
-    return Rates(loop, memory, narrow=1.12, gemm=1.0, recompute=0.9)
+    loop, memory = LOOP_SHARE * board.tensor_flops / board.sms, board.memory_bytes / board.sms
+    return Rates(loop, MEMORY_SHARE * memory, DS_SHARE * memory, narrow=1.12, gemm=1.0, recompute=0.9)
 
 
 _RATES = {
@@ -51,13 +52,14 @@ _RATES = {
     ("sm_120", True): _unmeasured(RTX_5090),
     ("sm_121", False): _unmeasured(GB10),
     ("sm_90", False): Rates(
-        380e12 / H200.sms, MEMORY_SHARE * H200.memory_bytes / H200.sms, narrow=1.25, gemm=0.65, recompute=0.75
+        380e12 / H200.sms, 3.12e12 / H200.sms, 5.6e12 / H200.sms, narrow=1.28, gemm=0.62, recompute=0.8
     ),
 }
-DS_WRITES = 3.3  # dS is written at this multiple of the memory's rate, as the main kernel hides most of it
-PART_PASSES = 3  # over their bytes: parts of dK and dV are written and read once, but read by few CTAs
-CTA_SECONDS = 4.5e-6  # before its first tile and behind its last
-LAUNCH_SECONDS = 1.5e-6
+DS_WRITES = 1.5  # dS is written at this multiple of the rate that it is read at, as the main kernel hides some of it
+PART_PASSES = 3.5  # over their bytes: parts of dK and dV are written and read once, but read by few CTAs
+CTA_SECONDS = 3.5e-6  # before its first tile and behind its last
+GEMM_CTA_SECONDS = 6.5e-6  # the same in dq_gemm
+LAUNCH_SECONDS = 1.3e-6
 EXACT_SCHEDULE_CTAS = 4096  # beyond this a grid is long enough for an average to do
 SAMPLED_TILES = 1024  # beyond this, evenly spaced tiles stand for all
 
@@ -154,13 +156,13 @@ def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKno
     """Time of writing dS, and of the kernel that reads it and multiplies it by K."""
     rates = rates_of(target)
     scores = stored_scores(facts, tile)
-    read = 2 * scores / bytes_per_second(target)
+    read = 2 * scores / (rates.ds_bytes_per_sm * target.sm_count)
     heads_at_once = slots_per_launch(facts, knobs, target) * knobs.heads_per_cta
     parts = facts.batch * facts.heads_q / heads_at_once
     tiles, weight = visited_tiles(facts, gemm.TILE_M, gemm.TILE_N, by_query=True)
     shared = gemm.ctas_per_sm(tile.headdim_qk)
     each = 2 * gemm.TILE_M * gemm.TILE_N * tile.headdim_qk * rates.gemm * shared / rates.flops_per_sm
-    ctas = [each * n + CTA_SECONDS for n in tiles]
+    ctas = [each * n + GEMM_CTA_SECONDS for n in tiles]
     multiply = makespan(ctas, weight * heads_at_once, target.sm_count * shared) * parts
     return read / DS_WRITES + max(read, multiply) + (2 * parts - 1) * LAUNCH_SECONDS
 
