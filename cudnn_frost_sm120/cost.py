@@ -60,8 +60,8 @@ PART_PASSES = 3.5  # over their bytes: parts of dK and dV are written and read o
 CTA_SECONDS = 3.5e-6  # before its first tile and behind its last
 GEMM_CTA_SECONDS = 6.5e-6  # the same in dq_gemm
 LAUNCH_SECONDS = 1.3e-6
-EXACT_SCHEDULE_CTAS = 4096  # beyond this a grid is long enough for an average to do
-SAMPLED_TILES = 1024  # beyond this, evenly spaced tiles stand for all
+EXACT_SCHEDULE_CTAS = 512  # beyond this a grid is long enough for an average to do
+SAMPLED_TILES = 256  # beyond this, evenly spaced tiles stand for all
 
 
 def rates_of(target: Target) -> Rates:
@@ -171,6 +171,8 @@ def makespan(jobs: Sequence[float], repeats: float, workers: int) -> float:
     """Time to run every job `repeats` times on the workers, jobs handed out in order as workers come free."""
     if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
         return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
+    if min(jobs) == max(jobs):
+        return -(-round(len(jobs) * repeats) // workers) * jobs[0]
     free = [0.0] * workers
     for job in jobs:
         for _ in range(round(repeats)):

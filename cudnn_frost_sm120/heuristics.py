@@ -43,8 +43,9 @@ def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     for tile in configs_for(facts.headdim_qk, facts.headdim_v):
         for mode in modes:
             walks = [knobs_of(tile, heads, mode) for heads in _walks(facts, target, mode)]
-            best = min(walks, key=lambda knobs: _seconds(facts, tile, target, knobs))  # the longest walk of equals
-            ranked += [(_seconds(facts, tile, target, knobs), knobs) for knobs in dict.fromkeys((best, walks[0]))]
+            timed = [(_seconds(facts, tile, target, knobs), knobs) for knobs in walks]
+            best = min(timed, key=lambda entry: entry[0])  # the longest walk of equals
+            ranked += dict.fromkeys((best, timed[0]))
     return tuple(knobs for _, knobs in sorted(ranked, key=lambda entry: entry[0]))
 
 
