@@ -5,7 +5,10 @@ Host time is why: a trip through the dispatcher takes 10 µs or more for an oper
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import torch
 from torch._C import (
@@ -17,7 +20,14 @@ from torch._C import (
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
-_AT_REST = _dispatch_tls_local_include_set()
+
+def _where_no_mode_is_active(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a thread of its own: modes belong to a thread, and this module may be imported, or first used, under one."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(function, *arguments).result()
+
+
+_AT_REST = _where_no_mode_is_active(_dispatch_tls_local_include_set)
 
 
 def only_passes_on(*tensors: torch.Tensor | None) -> bool:
@@ -32,7 +42,7 @@ def only_passes_on(*tensors: torch.Tensor | None) -> bool:
         return False
     if _dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradFunctionality):
         return False
-    plain = _plain_keys(next(t for t in tensors if t is not None).device.type)
+    plain = _plain_keys(next(t for t in tensors if t is not None).device)
     for tensor in tensors:  # a loop takes half the time of a generator
         if tensor is not None and _dispatch_keys(tensor).raw_repr() != plain:
             return False
@@ -40,5 +50,5 @@ def only_passes_on(*tensors: torch.Tensor | None) -> bool:
 
 
 @cache
-def _plain_keys(device: str) -> int:
-    return int(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+def _plain_keys(device: torch.device) -> int:
+    return int(_where_no_mode_is_active(lambda: _dispatch_keys(torch.empty(0, device=device)).raw_repr()))

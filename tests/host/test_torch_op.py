@@ -2,6 +2,9 @@
 
 import logging
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from cudnn_frost_sm120 import reference
 from cudnn_frost_sm120.facts import MaskFacts
 from cudnn_frost_sm120.torch import admits, cuda, cudnn_forward, dispatch, notices, ops, plain
 
+ROOT = Path(__file__).resolve().parents[2]
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 10, 14, 16, 8
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 6e-3}
 
@@ -518,6 +522,21 @@ def test_the_dispatcher_is_left_out_only_where_nothing_listens(listening):
             watched(FakeTensorMode().from_tensor(q))
     assert seen, "it was reached"
     assert not any(seen)
+
+
+@pytest.mark.parametrize("mode", ["torch.inference_mode()", "FakeTensorMode()", "FlopCounterMode(display=False)"])
+def test_what_is_plain_does_not_depend_on_where_it_is_first_asked(mode):
+    program = f"""
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+q = torch.zeros(2)
+with {mode}:
+    from cudnn_frost_sm120.torch.dispatch import only_passes_on
+    assert not only_passes_on(torch.zeros(2)) and not only_passes_on(q)
+assert only_passes_on(q)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, cwd=ROOT)
 
 
 def test_forward_mode_raises_where_a_tangent_would_be_lost():
