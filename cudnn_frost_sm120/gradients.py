@@ -39,19 +39,18 @@ def gradients(
     """
     device = operands["q"].device
     signatures = tuple([signature(tensor) for tensor in operands.values()])
-    results = {"dq": operands["q"], "dk": operands["k"], "dv": operands["v"]}
+    likes = {"dq": operands["q"], "dk": operands["k"], "dv": operands["v"]}
     if want_dbias and "bias" in operands:
-        results["dbias"] = operands["bias"]
+        likes["dbias"] = operands["bias"]
     if "sink" in operands:
-        results["dsink"] = operands["sink"]
+        likes["dsink"] = operands["sink"]
     with current(device):
-        launcher, workspace_bytes = _launcher(tuple(operands), signatures, tuple(results), mask, scale, deterministic)
-        for name, like in results.items():
-            results[name] = torch.empty_like(like, dtype=torch.float32 if name == "dbias" else None)
+        launcher, workspace_bytes = _launcher(tuple(operands), signatures, tuple(likes), mask, scale, deterministic)
+        results = {
+            name: torch.empty_like(like, dtype=_gradient_dtype(name, like.dtype)) for name, like in likes.items()
+        }
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device)
-        addresses = {name: tensor.data_ptr() for name, tensor in operands.items()}
-        for name, tensor in results.items():
-            addresses[name] = tensor.data_ptr()
+        addresses = {name: tensor.data_ptr() for name, tensor in {**operands, **results}.items()}
         launcher.run(addresses, workspace.data_ptr(), workspace_bytes, stream_of(device))
     return results
 
@@ -91,7 +90,7 @@ def _launcher(
     for name, (_, _, _, where) in given.items():
         if where != device:
             raise ValueError(f"q is on {device} and {name} on {where}; all tensors belong on one device")
-    given |= {name: _of_gradient(name, given[name.removeprefix("d")]) for name in results}
+    given |= {name: gradient_signature(name, given[name.removeprefix("d")]) for name in results}
     facts = facts_from_signatures(given, mask, scale, deterministic)
     resolved = target.for_device(device.index)
     refuse(facts, resolved)
@@ -99,15 +98,15 @@ def _launcher(
     return Launcher(plan, compile_chain(plan.key, resolved)), plan.workspace_bytes
 
 
-def _of_gradient(name: str, like: Signature) -> Signature:
-    shape, stride, dtype, device = without_gaps(like)
-    return shape, stride, torch.float32 if name == "dbias" else dtype, device
-
-
-def without_gaps(like: Signature) -> Signature:
-    """What ``torch.empty_like`` makes."""
+def gradient_signature(name: str, like: Signature) -> Signature:
+    """Of the gradient that ``gradients`` allocates for a tensor."""
     shape, stride, dtype, device = like
-    return shape, torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride(), dtype, device
+    without_gaps = torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride()
+    return shape, without_gaps, _gradient_dtype(name, dtype), device
+
+
+def _gradient_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if name == "dbias" else dtype
 
 
 def facts_from_signatures(

@@ -13,7 +13,7 @@ from torch.compiler import assume_constant_result
 from .. import target
 from ..config.arch import TMA_ALIGNMENT
 from ..facts import MaskFacts
-from ..gradients import Signature, facts_from_signatures, refuse, signature, without_gaps
+from ..gradients import Signature, facts_from_signatures, gradient_signature, refuse, signature
 
 _ANSWERS_KEPT = 4096
 
@@ -77,7 +77,7 @@ def _reason(
     out = (torch.Size((batch, heads, rows, width)), (rows * heads * width, width, heads * width, 1), dtype, device)
     stats = (torch.Size((batch, heads, rows, 1)), (heads * rows, rows, 1, 1), torch.float32, device)
     given = {"q": query, "k": key, "v": value, "o": out, "do": out, "stats": stats}
-    given |= {f"d{name}": without_gaps(given[name]) for name in ("q", "k", "v")}
+    given |= {f"d{name}": gradient_signature(f"d{name}", given[name]) for name in ("q", "k", "v")}
     try:
         refuse(
             facts_from_signatures(given | dict(optional), mask, scale, deterministic), target.for_device(device.index)

@@ -70,6 +70,19 @@ class Problem(NamedTuple):
         return {"scale": self.scale, "mask": self.mask, "bias": self.bias, "sink": self.sinks, **lengths}
 
 
+def _backward_arguments(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Problem, bool]:
+    """(grad_out, out, lse, the problem, want_dbias), from the arguments of the backward."""
+    return grad_out, out, lse, Problem(query, key, value, *rest[:-1]), rest[-1]
+
+
 def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse, not yet written."""
     batch, heads, rows, _ = query.shape
@@ -104,18 +117,10 @@ def _forward_cpu(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return results[0].copy_(exact[0]), results[1].copy_(exact[1])
 
 
-def _backward_cpu(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    p, want_dbias = Problem(query, key, value, *rest[:-1]), rest[-1]
-    exact = reference.sdpa_backward(query, key, value, out, grad_out, lse, **p.reference_options())
-    results = empty_gradients(query, key, value, p.bias, p.sinks, want_dbias)
+def _backward_cpu(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    grad_out, out, lse, p, want_dbias = _backward_arguments(*arguments)
+    exact = reference.sdpa_backward(p.query, p.key, p.value, out, grad_out, lse, **p.reference_options())
+    results = empty_gradients(p.query, p.key, p.value, p.bias, p.sinks, want_dbias)
     for result, gradient in zip(results, (exact.dq, exact.dk, exact.dv, exact.dbias, exact.dsink), strict=True):
         if gradient is not None and result.numel():
             result.copy_(gradient)
@@ -128,17 +133,9 @@ def _forward_cuda(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return cuda.forward(p.query, p.key, p.value, p.bias, p.sinks, p.lengths, p.mask, p.scale, results)
 
 
-def _backward_cuda(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    p, want_dbias = Problem(query, key, value, *rest[:-1]), rest[-1]
-    tensors = (query, key, value, out, lse, grad_out)
+def _backward_cuda(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    grad_out, out, lse, p, want_dbias = _backward_arguments(*arguments)
+    tensors = (p.query, p.key, p.value, out, lse, grad_out)
     options = (p.mask, p.scale, p.deterministic, p.strict, want_dbias)
     return cuda.backward(*tensors, p.bias, p.sinks, p.lengths, *options)
 

@@ -23,5 +23,5 @@ def test_fifty_lengths_compile_once_per_machine(tmp_path):
         counts.append(json.loads(ran.stdout.splitlines()[-1]))
     first, second = counts
     assert set(first.values()) == {1}, first
-    assert len(first) < len(ReductionMode), first  # lengths choose between routes, nothing else
+    assert len(first) < len(ReductionMode), first  # lengths choose between tiles and routes, nothing else
     assert second == {}, second

@@ -1,13 +1,23 @@
-"""Builds ``cudnn.pygraph`` graphs for the tests of the seam."""
+"""Builds ``cudnn.pygraph`` graphs for the tests of the seam, and the GPU that they are planned for."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import cudnn
+import pytest
 
 BF16, FP16, FP32 = cudnn.data_type.BFLOAT16, cudnn.data_type.HALF, cudnn.data_type.FLOAT
 INT32 = cudnn.data_type.INT32
+
+
+def on_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (12, 0), sm_count: int = 188, name: str = "a board"
+) -> None:
+    """What cudnn-frontend says of the device, whatever its ordinal."""
+    info = SimpleNamespace(compute_capability=capability, sm_count=sm_count, device_name=name)
+    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
 
 
 def bshd(b: int, h: int, s: int, d: int) -> list[int]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from seam_graphs import declined_graph, make_graph, plan
+from seam_graphs import declined_graph, make_graph, on_gpu, plan
 
 from cudnn_frost_sm120 import ahead_of_time, compile, explain
 from cudnn_frost_sm120.__main__ import main
@@ -44,8 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warmed: Path) -> Ca
     monkeypatch.setenv(ahead_of_time.KERNELS_ENV, str(warmed))
     monkeypatch.delenv("CUDNN_FROST_SM120_TARGET")
     monkeypatch.setattr("cudnn_frost_sm120.target._current_device", lambda graph: 0)
-    info = SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="Test GPU")
-    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    on_gpu(monkeypatch, name="Test GPU")
     manifest = {**compiled_cache.environment_manifest(), "device_name": "Test GPU"}
     known = {name: "1" if value == "unknown" else value for name, value in manifest.items()}
     monkeypatch.setattr(compiled_cache, "environment_manifest", lambda device=None: known)

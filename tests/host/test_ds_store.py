@@ -21,7 +21,7 @@ from cudnn_frost_sm120.device.mask import MaskKinds
 
 LANES = np.arange(32)
 GEMM_ROWS = (16, 32)
-"""TILE_M and TILE_N of kernels/dq_gemm.py, and the query rows of its warps."""
+"""Query rows of a warp of kernels/dq_gemm.py."""
 SHAPES = sorted({(row.tile_m, row.tile_n, row.key_blocks) for row in TABLE})
 
 

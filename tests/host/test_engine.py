@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from seam_graphs import make_graph, plan
+from seam_graphs import make_graph, on_gpu, plan
 
 from cudnn_frost_sm120 import engine as engine_module
 from cudnn_frost_sm120.engine import Sm120BwdPlan, analyze
@@ -98,8 +98,7 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    info = SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board")
-    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    on_gpu(monkeypatch)
     request = analyze(make_graph())
     assert request.facts is not None
     assert request.target is not None
@@ -235,8 +234,7 @@ def test_workspace_on_another_device(run: Run) -> None:
 
 
 def test_another_gpu_than_compiled_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = SimpleNamespace(compute_capability=(12, 1), device_name="a board")
-    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    on_gpu(monkeypatch, (12, 1))
     refused(run, "compiled for sm_120a, and cuda:0 is SM121")
 
 
@@ -307,10 +305,7 @@ def packed(buffers: Any) -> tuple[Sm120BwdPlan, Any, Launches]:
 
 @pytest.fixture
 def _sm120_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "cudnn._device.device_info",
-        lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board"),
-    )
+    on_gpu(monkeypatch)
 
 
 CONTEXT = SimpleNamespace(workspace=0x9000, stream=3)

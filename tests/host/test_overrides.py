@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cudnn.engines.base import VariantPack
-from seam_graphs import bshd, make_graph, plan
+from seam_graphs import bshd, make_graph, on_gpu, plan
 
 from cudnn_frost_sm120.engine import Sm120BwdPlan, analyze
 from cudnn_frost_sm120.facts import BwdFacts, TensorFacts
@@ -93,10 +93,7 @@ class Overridden:
     """A plan of a graph that enables overrides."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, enabled: bool = True, **graph: Any) -> None:
-        monkeypatch.setattr(
-            "cudnn._device.device_info",
-            lambda ordinal: SimpleNamespace(compute_capability=(12, 0), sm_count=188, device_name="a board"),
-        )
+        on_gpu(monkeypatch)
         options = {"is_override_shape_enabled": True} if enabled else {}
         self.graph = plan(make_graph(graph=options, **graph))
         request = self.graph._facts_for(analyze)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from seam_graphs import make_graph
+from seam_graphs import make_graph, on_gpu
 
 from cudnn_frost_sm120 import target as targets
 from cudnn_frost_sm120.target import DS_BUDGET, DS_BUDGET_ENV, STAND_IN_ENV, TARGET_ENV, Target, for_device, resolve
@@ -33,8 +33,7 @@ def described(version: int, sm_count: int = 84) -> Any:
 def on_device(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], current: int = 0, name: str = "a board"
 ) -> None:
-    info = SimpleNamespace(compute_capability=capability, sm_count=100, device_name=name)
-    monkeypatch.setattr("cudnn._device.device_info", lambda ordinal: info)
+    on_gpu(monkeypatch, capability, 100, name)
     monkeypatch.setattr("cudnn.frost.device.current_device", lambda: current)
 
 
