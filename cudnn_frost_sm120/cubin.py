@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from .config.arch import FORBIDDEN_SASS, SPILL_SASS
+from .config.roles import DqWarps
 from .config.smem import SmemLayout
 from .knobs import ReductionMode
 from .plan import ChainKey
@@ -73,14 +74,20 @@ class Cubin:
     def early_frees(self) -> list[str]:
         """`reads_under_way` of every kernel, where no TMA write may follow.
 
-        Two arrivals of the main kernel free dS instead, for ordinary stores, which do come behind earlier reads.
+        Arrivals of the main kernel that free dS are left out: ordinary stores follow, which do come behind earlier
+        reads.
         """
         found = []
         for symbol, text in functions(self.sass):
             lines = reads_under_way(text)
-            frees_ds = kernel_of(symbol) == "main" and self.key.reduction is ReductionMode.ATOMIC
-            found += lines if len(lines) > (2 if frees_ds else 0) else []
+            found += lines if len(lines) > (self._frees_of_ds() if kernel_of(symbol) == "main" else 0) else []
         return found
+
+    def _frees_of_ds(self) -> int:
+        """Arrivals that free dS as soon as it is read: ahead of the adds. Two groups have a last tile of their own."""
+        if self.key.tile.dq is DqWarps.DQ_GROUP:
+            return 1
+        return 2 if self.key.reduction is ReductionMode.ATOMIC else 0
 
     def forbidden_instructions(self) -> list[str]:
         """Lines that SM120 does not have, or that touch local memory."""

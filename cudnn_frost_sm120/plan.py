@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .config.tiles import TileConfig, configs_for
+from .config.roles import DqWarps
+from .config.tiles import STAGES_WITHOUT_DQ, WITHOUT_DQ_GROUP, TileConfig, configs_for
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
 from .target import Target
@@ -94,15 +95,16 @@ H200: launches of 2 waves (2 GiB) took 1.13 of the time of atomic adds, of 4 wav
 
 
 def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
-    """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 56 bytes.
+    """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 256 bytes.
 
-    Where the main kernel leaves dQ out, the space of dS goes to a second stage of P, and at head dim 128 to a third of
-    dO (H200, 2026-11-30, S 4096: 0.968 of the time under a causal mask, 1.011 without; elsewhere within 1 %)."""
-    if facts.bias is not None and tile.headdim_qk >= 128:
+    Where the main kernel leaves dQ out, the space of dS, and of K where it is in registers, goes to other stages."""
+    if facts.bias is not None and tile.dq is DqWarps.DQ_GROUP:
+        tile = replace(tile, **WITHOUT_DQ_GROUP)
+    elif facts.bias is not None and tile.headdim_qk >= 128:
         tile = replace(tile, k_in_registers=False)
     if not knobs.reduction_mode.dq_in_main:
-        do_stages = 3 if tile.headdim_qk == 128 else tile.do_stages
-        return replace(tile, ds_stages=0, p_stages=2, do_stages=do_stages)
+        tile = replace(tile, dq=DqWarps.NONE, ds_stages=0, p_stages=2)
+        return tile if tile.keeps_k else replace(tile, **STAGES_WITHOUT_DQ[tile.headdim_qk, tile.headdim_v])
     if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128 and facts.mask.padding:
         tile = replace(tile, k_in_registers=False)
     return tile

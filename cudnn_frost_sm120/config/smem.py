@@ -21,8 +21,9 @@ def chunks(headdim: int) -> int:
 class SmemLayout:
     """Byte offsets from the CTA's shared base (1024-byte aligned).
 
-    V is staged over everything behind K, read into registers once, and its space reused by the pipelines.
-    Barriers are 8 bytes each; `*_full` and `*_empty` are arrays over stages, the P pairs over [stage][warp of a group].
+    V is staged behind K, read into registers once, and its space reused by the pipelines; that of K too, where it does
+    not stay. Barriers are 8 bytes each; `*_full` and `*_empty` are arrays over stages, the P pairs over
+    [stage][warp of a group].
     """
 
     tile: TileConfig
@@ -60,7 +61,9 @@ class SmemLayout:
     def v(self) -> int:
         return self.k_bytes
 
-    q = v
+    @property
+    def q(self) -> int:
+        return self.v if self.tile.keeps_k else self.k
 
     @property
     def do(self) -> int:
@@ -120,7 +123,7 @@ class SmemLayout:
 
     @property
     def kv_read(self) -> int:
-        """Every warp of the gradient group holds its V fragments: the pipelines may take V's space."""
+        """K and V are in registers as far as they do not stay: the pipelines may take their space."""
         return self.p_empty + 8 * WARPS_PER_GROUP * self.tile.p_stages
 
     @property
@@ -147,9 +150,9 @@ class SmemLayout:
             (self.do_full, tile.do_stages, 0),
             (self.do_empty, tile.do_stages, WARPS),
             (self.ds_full, tile.ds_stages, WARPS_PER_GROUP),
-            (self.ds_empty, tile.ds_stages, WARPS if tile.dq_both_groups else WARPS_PER_GROUP),
+            (self.ds_empty, tile.ds_stages, tile.dq_warps),
             (self.p_full, pairs, 1),
             (self.p_empty, pairs, 1),
-            (self.kv_read, 1, WARPS_PER_GROUP),
+            (self.kv_read, 1, WARPS_PER_GROUP if tile.keeps_k else tile.warps),
             (self.cleaned, 1, WARPS),
         )

@@ -7,8 +7,9 @@ them: TMA zero-fills the missing columns in shared memory, and the epilogues do 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from .roles import WARPS, WARPS_PER_GROUP
+from .roles import WARPS, WARPS_PER_GROUP, DqWarps
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class TileConfig:
     """Shape and staging of the main kernel for one native pair of head dims.
 
     `tile_m` query rows and `tile_n = 64 * key_blocks` key rows per tile; a warp owns `16 * key_blocks` key rows.
-    `dq_both_groups`: both warp groups compute dQ (else only the scores group). `dq_interleaved`: a warp's dQ columns
-    are 16-column steps dealt in turn instead of one contiguous block (one K base address, fewer registers).
-    `k_in_registers`: K fragments are read once per key tile, else once per query tile (fewer registers, more loads).
+    `dq`: which warps compute dQ. `dq_interleaved`: a warp's dQ columns are 16-column steps dealt in turn instead of one
+    contiguous block (one K base address, fewer registers). `k_in_registers`: K fragments of the scores are read once
+    per key tile, else once per query tile (fewer registers, more loads).
     """
 
     headdim_qk: int
@@ -29,7 +30,7 @@ class TileConfig:
     do_stages: int
     ds_stages: int
     p_stages: int
-    dq_both_groups: bool = False
+    dq: DqWarps = DqWarps.SCORES_GROUP
     dq_interleaved: bool = False
     k_in_registers: bool = True
     evidence: str = field(default="", compare=False, repr=False)  # kernels do not depend on it
@@ -41,7 +42,17 @@ class TileConfig:
     @property
     def dq_warps(self) -> int:
         """Warps that share the dQ of a query tile."""
-        return WARPS if self.dq_both_groups else WARPS_PER_GROUP
+        return WARPS if self.dq is DqWarps.BOTH_GROUPS else WARPS_PER_GROUP
+
+    @property
+    def warps(self) -> int:
+        """Of a CTA."""
+        return WARPS + (WARPS_PER_GROUP if self.dq is DqWarps.DQ_GROUP else 0)
+
+    @property
+    def keeps_k(self) -> bool:
+        """K stays in shared memory, else it is read into registers once, as V is."""
+        return not self.k_in_registers or self.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
 
     @property
     def dq_rows_per_warp(self) -> int:
@@ -54,9 +65,9 @@ _SWEEP = "swept among {} on the H200 (Hopper stand-in), 2026-11-30, whole chain 
 _NARROW = "for grids of fewer CTAs than SMs: {} of the time of the row above, H200, 2026-11-30, B 1 H 8 S 1024"
 
 TABLE: tuple[TileConfig, ...] = (
-    TileConfig(32, 32, 64, 2, 2, 2, 2, 1, evidence=_SWEEP.format(19) + "236/221 full/causal, within 4 % of the best"),
+    TileConfig(32, 32, 64, 2, 4, 2, 1, 1, dq=DqWarps.DQ_GROUP, evidence=_SWEEP.format(3) + "258/242 full/causal"),
     TileConfig(32, 32, 64, 1, 2, 2, 2, 1, evidence="for small grids, as at D64; not timed against the row above"),
-    TileConfig(64, 64, 64, 2, 2, 2, 2, 1, evidence=_SWEEP.format(19) + "335/314"),
+    TileConfig(64, 64, 64, 2, 3, 3, 1, 2, dq=DqWarps.DQ_GROUP, evidence=_SWEEP.format(10) + "354/331"),
     TileConfig(64, 64, 64, 1, 2, 2, 2, 1, evidence=_NARROW.format("0.72-0.75")),
     TileConfig(128, 128, 32, 2, 3, 2, 2, 1, dq_interleaved=True, evidence=_SWEEP.format(41) + "378/343"),
     TileConfig(128, 128, 32, 1, 3, 2, 2, 1, dq_interleaved=True, evidence=_NARROW.format("0.69-0.71")),
@@ -65,9 +76,37 @@ TABLE: tuple[TileConfig, ...] = (
     ),
     TileConfig(192, 192, 32, 1, 3, 2, 2, 1, dq_interleaved=True, evidence=_SWEEP.format(25) + "311/298"),
     TileConfig(
-        256, 256, 32, 1, 2, 1, 2, 1, dq_both_groups=True, dq_interleaved=True, evidence=_SWEEP.format(7) + "300/293"
+        256, 256, 32, 1, 2, 1, 2, 1, dq=DqWarps.BOTH_GROUPS, dq_interleaved=True, evidence=_SWEEP.format(7) + "300/293"
     ),
 )
+
+WITHOUT_DQ_GROUP: dict[str, Any] = {
+    "dq": DqWarps.SCORES_GROUP,
+    "q_stages": 2,
+    "do_stages": 2,
+    "ds_stages": 2,
+    "p_stages": 1,
+}
+"""What a row with a dQ group becomes where the other groups need more registers than it leaves them."""
+
+
+def _stages(q_stages: int, do_stages: int, p_stages: int) -> dict[str, Any]:
+    return {"q_stages": q_stages, "do_stages": do_stages, "p_stages": p_stages}
+
+
+STAGES_WITHOUT_DQ = {
+    (32, 32): _stages(3, 3, 3),
+    (64, 64): _stages(3, 3, 3),
+    (128, 128): _stages(3, 3, 2),
+    (192, 128): _stages(4, 3, 2),
+    (192, 192): _stages(3, 3, 2),
+    (256, 256): _stages(2, 2, 2),
+}
+"""Where a kernel of its own computes dQ and K is in registers, by native head dims.
+
+H200 (Hopper stand-in), 2026-11-30, dS stored, S 4096, bf16, time over that of (2, 2, 2) at 64 in a window of 1024, of
+(3, 2, 2) at 192, of (2, 1, 2) at 256, full / causal: D64 0.96; 192/128 0.96 / 0.99; D192 0.98 / 0.97; D256 0.77 / 0.83.
+D32 as D64, not timed; D128: none better among (4, 3, 2), (4, 4, 2), (3, 3, 3)."""
 
 HEADDIM_MULTIPLE = 8
 MAX_HEADDIM = max(row.headdim_qk for row in TABLE)

@@ -1,7 +1,7 @@
 """The main kernel: five GEMMs, one CTA per key tile, the query tiles of its head group streamed past it.
 
-Two warp groups split the work by role (main_scores_group, main_gradient_group). Scores are transposed (S^T = K Q^T), so
-that a warp owns key rows and P^T, dS^T turn into A operands in registers.
+Warp groups split the work by role (main_scores_group, main_gradient_group, main_dq_group). Scores are transposed (S^T =
+K Q^T), so that a warp owns key rows and P^T, dS^T turn into A operands in registers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.experimental import primitives as prims
 
 from ..config.padding import padded_queries
-from ..config.roles import LOAD_WARP, THREADS, WARPS_PER_GROUP
+from ..config.roles import DQ_GROUP_REGISTERS, GROUP_REGISTERS, LOAD_WARP, WARPS, WARPS_PER_GROUP, DqWarps
 from ..config.smem import chunks
 from ..device import ds_store
 from ..device.bias import LOG2_E, Bias
@@ -24,6 +24,7 @@ from ..device.relay import take_ticket
 from ..device.relay_order import ordered_key_tile
 from ..device.scheduler import key_tile_of
 from .main_cleaning import clean_key_tile
+from .main_dq_group import DqGroup
 from .main_epilogue import store_key_tile
 from .main_gradient_group import GradientGroup, QuerySources
 from .main_scores_group import ScoresGroup
@@ -120,15 +121,37 @@ class MainKernel:
             clean_key_tile(config, cta, tid)
 
         scale = scale_of(common.scale, common.scale_address)
-        if warp < WARPS_PER_GROUP:
-            acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
-            one = Float32(1.0)
-            store_key_tile(config, cta, acc_dv, dv, scratch.dv_partial, extents, one, extents.headdim_v, tile.headdim_v)
+        if cutlass.const_expr(tile.dq is not DqWarps.DQ_GROUP):
+            if warp < WARPS_PER_GROUP:
+                self.scores(cta, common, scale, dv)
+            else:
+                self.gradients(cta, common, scale, dk, tma_q, tma_do, first_row, padded_q)
+        elif warp < WARPS_PER_GROUP:
+            cute.arch.setmaxregister_increase(GROUP_REGISTERS)
+            self.scores(cta, common, scale, dv)
+        elif warp < WARPS:
+            cute.arch.setmaxregister_increase(GROUP_REGISTERS)
+            self.gradients(cta, common, scale, dk, tma_q, tma_do, first_row, padded_q)
         else:
-            rows = (gmem_ptr(a, Float32) + first_row for a in (scratch.lse, scratch.delta))
-            acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
-            headdim = extents.headdim_qk
-            store_key_tile(config, cta, acc_dk, dk, scratch.dk_partial, extents, scale, headdim, tile.headdim_qk)
+            cute.arch.setmaxregister_decrease(DQ_GROUP_REGISTERS)
+            DqGroup(config).run(cta)
+
+    @cute.jit
+    def scores(self, cta: Cta, common: Common, scale, dv: Strided):
+        """What the scores group does."""
+        config, headdim = self.config, self.config.tile.headdim_v
+        acc_dv = ScoresGroup(config).run(cta, scale * LOG2_E)
+        extents, one = common.extents, Float32(1.0)
+        store_key_tile(config, cta, acc_dv, dv, common.scratch.dv_partial, extents, one, extents.headdim_v, headdim)
+
+    @cute.jit
+    def gradients(self, cta: Cta, common: Common, scale, dk: Strided, tma_q, tma_do, first_row, padded_q):
+        """What the gradient group does."""
+        config, headdim = self.config, self.config.tile.headdim_qk
+        rows = (gmem_ptr(a, Float32) + first_row for a in (common.scratch.lse, common.scratch.delta))
+        acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
+        extents, partial = common.extents, common.scratch.dk_partial
+        store_key_tile(config, cta, acc_dk, dk, partial, extents, scale, extents.headdim_qk, headdim)
 
     @cute.jit
     def ticket(self, base, tid, scratch: Scratch):
@@ -174,7 +197,7 @@ class MainKernel:
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(*maps, dk, dv, common, key_group, first_slot).launch(
             grid=(n_blocks * slots, 1, 1),
-            block=(THREADS, 1, 1),
+            block=(32 * tile.warps, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from ..config.roles import THREADS
+from ..config.roles import WARPS
 from ..config.smem import chunks
 from ..device.copy import zero_rows
 from ..device.pipeline import arrive, wait
@@ -22,8 +22,8 @@ def clean_key_tile(config: MainConfig, cta: Cta, tid):
     valid = cta.mask.len_k - cta.first_key
     if valid < tile.tile_n:
         valid = cutlass.select_(valid < 0, cutlass.Int32(0), valid)
-        zero_rows(cta.smem + smem.k, valid, tile.tile_n, chunks(tile.headdim_qk), tid, THREADS)
-        zero_rows(cta.smem + smem.v, valid, tile.tile_n, chunks(tile.headdim_v), tid, THREADS)
+        zero_rows(cta.smem + smem.k, valid, tile.tile_n, chunks(tile.headdim_qk), tid, 32 * tile.warps)
+        zero_rows(cta.smem + smem.v, valid, tile.tile_n, chunks(tile.headdim_v), tid, 32 * tile.warps)
         cute.arch.barrier()
 
 
@@ -31,10 +31,10 @@ def clean_key_tile(config: MainConfig, cta: Cta, tid):
 def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do_stage, do_phase, phase):
     """Zero the rows of Q and dO past the query length.
 
-    Both groups call it at the start of every tile, before they read either operand; they wait for each other in the
-    tile that straddles the length. That cannot deadlock: each group reaches tile t having finished tile t - 1, which
-    needs nothing of tile t from the other, and the loads of tile t were issued before. `phase` alternates with the
-    query heads: each has one such tile, or none has.
+    The scores and the gradient group call it at the start of every tile, before they read either operand; they wait for
+    each other in the tile that straddles the length. That cannot deadlock: each group reaches tile t having finished
+    tile t - 1, which needs nothing of tile t from the other, and the loads of tile t were issued before. `phase`
+    alternates with the query heads: each has one such tile, or none has.
     """
     tile, smem = config.tile, config.smem
     valid = cta.mask.len_q - m_block * tile.tile_m
@@ -43,7 +43,7 @@ def clean_query_tile(config: MainConfig, cta: Cta, m_block, q_stage, q_phase, do
         wait(cta.smem + smem.do_full + 8 * do_stage, do_phase)
         tid = cta.warp * 32 + cta.lane
         q, do = cta.smem + smem.q + q_stage * smem.q_bytes, cta.smem + smem.do + do_stage * smem.do_bytes
-        zero_rows(q, valid, tile.tile_m, chunks(tile.headdim_qk), tid, THREADS)
-        zero_rows(do, valid, tile.tile_m, chunks(tile.headdim_v), tid, THREADS)
+        zero_rows(q, valid, tile.tile_m, chunks(tile.headdim_qk), tid, 32 * WARPS)
+        zero_rows(do, valid, tile.tile_m, chunks(tile.headdim_v), tid, 32 * WARPS)
         arrive(cta.lane, config.every_lane_arrives, cta.smem + smem.cleaned)
         wait(cta.smem + smem.cleaned, phase)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
@@ -35,15 +37,41 @@ class DqTile:
 
         In the relay a full stage also means that it is this CTA's turn (main_gradient_group).
         """
-        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
-        row_warp = dq_warp % self.row_warps
-        column_warp = dq_warp // self.row_warps
+        config, smem, lane = self.config, self.config.smem, cta.lane
         wait(cta.smem + smem.ds_full + 8 * stage, phase)
         if cutlass.const_expr(read is not None):
             arrive(lane, config.every_lane_arrives, read)
+        acc_dq = self.product(cta, dq_warp, stage, self.key_fragments(cta, dq_warp))
+        if cutlass.const_expr(not config.relay):
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)
+        self.reduce(cta, dq_warp, m_block, head, acc_dq)
+        if cutlass.const_expr(config.relay):  # the stage's next owner hands the turn on: only now
+            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)
+
+    def first_step(self, dq_warp):
+        column_warp = dq_warp // self.row_warps
+        return column_warp if self.config.tile.dq_interleaved else column_warp * self.steps
+
+    def key_fragments(self, cta: Cta, dq_warp) -> Callable[[int, int], list]:
+        """`(k, j) -> B fragments` of K, of 16 key rows and the warp's 16-column step j, read when called for."""
+        tile, first_step, k_lane = self.config.tile, self.first_step(dq_warp), a_lane_offset(cta.lane)
+
+        def load(k: int, j: int) -> list:
+            if self.stride % 4 == 0:  # whole chunks apart: one base, constant offsets
+                base = cta.smem + (first_step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((first_step & 3) << 5))
+                return ldmatrix_x4(base, self.stride * j // 4 * tile.tile_n * 128 + 16 * k * 128, transpose=True)
+            step = first_step + self.stride * j
+            base = cta.smem + (step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((step & 3) << 5))
+            return ldmatrix_x4(base, 16 * k * 128, transpose=True)
+
+        return load
+
+    @cute.jit
+    def product(self, cta: Cta, dq_warp, stage, key_frags: cutlass.Constexpr) -> list:
+        """The warp's part of dS K, [row blocks][columns / 8][4]; `key_frags` as `key_fragments` returns it."""
+        config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
+        row_warp = dq_warp % self.row_warps
         ds = cta.smem + smem.ds + stage * smem.ds_bytes
-        first_step = column_warp if tile.dq_interleaved else column_warp * self.steps
-        k_lane = a_lane_offset(lane)
         acc_dq = [[None] * (2 * self.steps) for _ in range(self.row_blocks)]
         for k in cutlass.range_constexpr(tile.tile_n // 16):
             a = []
@@ -52,20 +80,18 @@ class DqTile:
                 offset = ds_offset((lane & 7) + (lane >> 4) * 8, chunk, tile.tile_m)
                 a.append(ldmatrix_x4(ds + offset, 16 * k * tile.tile_m * 2, transpose=True))
             for j in cutlass.range_constexpr(self.steps):
-                step = first_step + self.stride * j
-                if cutlass.const_expr(self.stride % 4 == 0):  # whole chunks apart: one base, constant offsets
-                    base = cta.smem + (first_step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((first_step & 3) << 5))
-                    offset = self.stride * j // 4 * tile.tile_n * 128
-                else:
-                    base = cta.smem + (step >> 2) * (tile.tile_n * 128) + (k_lane ^ ((step & 3) << 5))
-                    offset = 0
-                b = ldmatrix_x4(base, offset + 16 * k * 128, transpose=True)
+                b = key_frags(k, j)
                 for m in cutlass.range_constexpr(self.row_blocks):
                     for e in cutlass.range_constexpr(2):
                         c = acc_dq[m][2 * j + e]
                         acc_dq[m][2 * j + e] = mma(c, a[m], b[2 * e], b[2 * e + 1], config.dtype)
-        if cutlass.const_expr(not config.relay):
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)
+        return acc_dq
+
+    @cute.jit
+    def reduce(self, cta: Cta, dq_warp, m_block, head, acc_dq):
+        """Add the warp's part of a query tile's dQ to the accumulator."""
+        config, tile, lane = self.config, self.config.tile, cta.lane
+        row_warp, first_step = dq_warp % self.row_warps, self.first_step(dq_warp)
         accum = cta.dq_accum
         if cutlass.const_expr(config.grouped):
             accum = accum + Int64(head_in_group(config, cta, head)) * cta.dq_head_stride
@@ -75,5 +101,3 @@ class DqTile:
             for j in cutlass.range_constexpr(2 * self.steps):
                 column = 2 * self.stride * (j // 2) + j % 2
                 reduce_add_v4(target + accumulator.fragment_offset(m, column, tile.headdim_qk), acc_dq[m][j])
-        if cutlass.const_expr(config.relay):  # the stage's next owner hands the turn on: only now
-            arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_empty + 8 * stage)

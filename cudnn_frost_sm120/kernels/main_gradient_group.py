@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.experimental import primitives as prims
 
-from ..config.roles import LOAD_WARP, WARPS_PER_GROUP
+from ..config.roles import LOAD_WARP, WARPS_PER_GROUP, DqWarps
 from ..config.smem import chunks
 from ..device import ds_store
 from ..device.copy import (
@@ -25,7 +25,6 @@ from ..device.copy import (
 from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of, unpack_pair
 from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.relay import fence, pass_turn, peek, wait_turn
-from ..device.relay_order import key_turn
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
 from .main_setup import (
@@ -33,10 +32,13 @@ from .main_setup import (
     MainConfig,
     head_in_group,
     key_fragments,
+    key_turn_of,
     next_tile,
+    p_slot,
     tile_after,
     turn_counter,
     wait_for_tile,
+    zeros,
 )
 
 
@@ -79,15 +81,14 @@ class GradientGroup:
     def __init__(self, config: MainConfig):
         self.config = config
         self.dq = DqTile(config)
+        self.relays = config.relay and config.tile.dq is not DqWarps.DQ_GROUP  # else the dQ group waits for its turns
 
     @cute.jit
     def run(self, cta: Cta, src: QuerySources):
         """Walk the query tiles; returns the dK accumulator (unscaled)."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         keys = cta.warp_in_group * config.warp_keys
-        acc_dk = cutlass.Array(Float32, tile.key_blocks * (tile.headdim_qk // 8) * 4, alignment=16)
-        for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_qk // 8) * 4):
-            acc_dk[x] = Float32(0.0)
+        acc_dk = zeros(tile.key_blocks * (tile.headdim_qk // 8) * 4)
         v_frags = key_fragments(config, cta.smem + smem.v + keys * 128, lane, tile.headdim_v, in_registers=True)
         kv_read = once_read(cta.smem + smem.kv_read, registers_of(v_frags, tile.headdim_v))
         arrive(lane, config.every_lane_arrives, kv_read)
@@ -116,7 +117,7 @@ class GradientGroup:
             if cutlass.const_expr(config.padded):
                 place = (q_stage, q_phase, do_stage, do_phase)
                 clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
-            if cutlass.const_expr(config.relay):
+            if cutlass.const_expr(self.relays):
                 seen = peek(turn_counter(config, cta, m_block, head))
             stages = (q_stage, q_phase, do_stage, do_phase)
             if cutlass.const_expr(config.warps_skip):
@@ -135,13 +136,12 @@ class GradientGroup:
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
                 if cutlass.const_expr(config.dq_in_main):
                     wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
-                    if cutlass.const_expr(config.relay):
+                    if cutlass.const_expr(self.relays):
                         fence()
                         if t >= tile.ds_stages:
                             pass_turn(turn_counter(config, cta, added_block, added_head), lane)
                             added_block, added_head = next_tile(config, cta, added_block, added_head)
-                        n_block = cta.first_key // tile.tile_n
-                        turn = key_turn(n_block, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
+                        turn = key_turn_of(config, cta, m_block)
                         wait_turn(turn_counter(config, cta, m_block, head), turn, seen, lane)
                     self.store_ds(cta, ds_frags, ds_stage)
                 self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
@@ -154,7 +154,7 @@ class GradientGroup:
                     cute.arch.sync_warp()
             if cutlass.const_expr(not config.warps_skip):
                 arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
-            if cutlass.const_expr(config.dq_in_main and tile.dq_both_groups):
+            if cutlass.const_expr(tile.dq is DqWarps.BOTH_GROUPS):
                 self.dq.add(cta, cta.warp_in_group + WARPS_PER_GROUP, m_block, head, ds_stage, ds_phase)
             if cta.warp == LOAD_WARP:
                 if t + tile.q_stages < cta.tiles:
@@ -170,7 +170,7 @@ class GradientGroup:
                 ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
-        if cutlass.const_expr(config.relay):
+        if cutlass.const_expr(self.relays):
             for i in cutlass.range_constexpr(tile.ds_stages):  # the tiles whose turn is still held
                 if cta.tiles >= tile.ds_stages - i:
                     wait(cta.smem + smem.ds_empty + 8 * ds_stage, ds_phase ^ 1)
@@ -188,11 +188,8 @@ class GradientGroup:
         do_tile = cta.smem + smem.do + do_stage * smem.do_bytes + b_lane_offset(lane)
         acc_dp = gemm_scores(v_frags, do_tile, tile.headdim_v, tile.tile_m, config.dtype)
         wait(cta.smem + smem.p_full + 8 * (p_stage * 4 + cta.warp_in_group), p_phase)
-        p_tile = cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
-        p, delta = (
-            smem_ptr(p_tile),
-            smem_ptr(cta.smem + smem.delta + do_stage * smem.row_bytes + 8 * (lane & 3), Float32),
-        )
+        p = p_slot(config, cta, p_stage, cta.warp_in_group)
+        delta = smem_ptr(cta.smem + smem.delta + do_stage * smem.row_bytes + 8 * (lane & 3), Float32)
         ds: list = [[[None] * 4 for _ in range(tile.tile_m // 16)] for _ in range(tile.key_blocks)]
         for k in cutlass.range_constexpr(tile.tile_m // 16):
             rows = [(delta + 16 * k + 8 * e).load(count=2, alignment=8) for e in range(2)]

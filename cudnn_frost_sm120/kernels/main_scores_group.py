@@ -6,33 +6,45 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..config.roles import DqWarps
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
-from ..device.mma import gemm_accumulate, gemm_scores, pack_pair
-from ..device.pipeline import arrive, next_stage, wait
+from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of
+from ..device.pipeline import arrive, next_stage, once_read, wait
 from ..device.scores import log2_probabilities, mask_log2, mask_packed
 from .main_cleaning import clean_query_tile
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, head_in_group, key_fragments, next_tile, wait_for_tile
+from .main_setup import (
+    Cta,
+    MainConfig,
+    head_in_group,
+    key_fragments,
+    next_tile,
+    p_slot,
+    wait_for_tile,
+    zeros,
+)
 
 
 class ScoresGroup:
-    """dQ lags one tile behind the scores, so that it does not wait for dS (unless both groups compute it)."""
-
     def __init__(self, config: MainConfig):
         self.config = config
         self.dq = DqTile(config)
-        self.dq_lag = 1 if config.dq_in_main and not config.tile.dq_both_groups else 0
+        self.computes_dq = config.tile.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
+        self.frees_do_late = not self.computes_dq and not config.warps_skip
+        """No branch comes between dV and the end of a tile: dO is freed behind the next tile's wait for Q."""
+        assert not self.frees_do_late or config.tile.do_stages > 1  # a padded tile waits for dO ahead of that
 
     @cute.jit
     def run(self, cta: Cta, scale_log2):
         """Walk the query tiles; returns the dV accumulator."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         keys = cta.warp_in_group * config.warp_keys
-        acc_dv = cutlass.Array(Float32, tile.key_blocks * (tile.headdim_v // 8) * 4, alignment=16)
-        for x in cutlass.range_constexpr(tile.key_blocks * (tile.headdim_v // 8) * 4):
-            acc_dv[x] = Float32(0.0)
+        acc_dv = zeros(tile.key_blocks * (tile.headdim_v // 8) * 4)
         k_tile = cta.smem + smem.k + keys * 128
         k_frags = key_fragments(config, k_tile, lane, tile.headdim_qk, tile.k_in_registers)
+        if cutlass.const_expr(not tile.keeps_k):
+            kv_read = once_read(cta.smem + smem.kv_read, registers_of(k_frags, tile.headdim_qk))
+            arrive(lane, config.every_lane_arrives, kv_read)
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
@@ -50,23 +62,28 @@ class ScoresGroup:
                     self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
             else:
+                if cutlass.const_expr(self.frees_do_late):
+                    wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+                    if t > 0:
+                        before = cutlass.select_(do_stage == 0, Int32(tile.do_stages - 1), do_stage - 1)
+                        arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * before)
                 self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
 
             do_empty = cta.smem + smem.do_empty + 8 * do_stage  # behind a branch: pipeline.py says why
-            if cutlass.const_expr(config.dq_in_main):
-                if t >= self.dq_lag:
+            if cutlass.const_expr(self.computes_dq):
+                if t >= config.dq_lag:
                     self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase, do_empty)
                     ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
                     dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
                 else:
                     arrive(lane, config.every_lane_arrives, do_empty)
-            else:
+            elif cutlass.const_expr(not self.frees_do_late):
                 arrive(lane, config.every_lane_arrives, do_empty)
             m_block, head = next_tile(config, cta, m_block, head)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
-        if cutlass.const_expr(self.dq_lag > 0):
+        if cutlass.const_expr(config.dq_lag > 0):
             if cta.tiles > 0:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
         return acc_dv
@@ -96,9 +113,7 @@ class ScoresGroup:
         p_frags = self.probabilities(cta, acc_s, m_block, head, keys, q_stage, scale_log2)
 
         wait(cta.smem + smem.p_empty + 8 * (p_stage * 4 + cta.warp_in_group), p_phase ^ 1)
-        hand_over = smem_ptr(
-            cta.smem + smem.p + p_stage * smem.p_bytes + cta.warp_in_group * (smem.p_bytes // 4) + lane * 16
-        )
+        hand_over = p_slot(config, cta, p_stage, cta.warp_in_group)
         for block in cutlass.range_constexpr(tile.key_blocks):
             for k in cutlass.range_constexpr(tile.tile_m // 16):
                 value = cutlass.Vector.from_elements(tuple(p_frags[block][k]), Int32)

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Int32
+from cutlass import Float32, Int32
 
-from ..config.roles import WARPS_PER_GROUP
+from ..config.roles import WARPS_PER_GROUP, DqWarps
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
-from ..device.copy import a_lane_offset, gmem_ptr, tensor_map
+from ..device.copy import a_lane_offset, gmem_ptr, smem_ptr, tensor_map
 from ..device.mask import Mask, MaskKinds
 from ..device.mma import a_fragments
 from ..device.pipeline import wait
+from ..device.relay_order import key_turn
 from ..device.seqlen import SeqlenInfo
 from ..knobs import ReductionMode
 from .operands import Common, Extents, Strided
@@ -45,6 +46,11 @@ class MainConfig:
     def dq_in_main(self) -> bool:
         """The main kernel computes dQ, else a kernel of its own (dq_recompute, dq_gemm) does so."""
         return self.reduction.dq_in_main
+
+    @property
+    def dq_lag(self) -> int:
+        """Tiles by which dQ lags behind the scores in the scores group, so that it does not wait for dS."""
+        return 1 if self.tile.dq is DqWarps.SCORES_GROUP else 0
 
     @property
     def recomputes(self) -> bool:
@@ -169,3 +175,25 @@ def turn_counter(config: MainConfig, cta: Cta, m_block, head):
     """The relay's counter of a query tile, for this warp and its partner."""
     index = m_block * WARPS_PER_GROUP + cta.warp_in_group
     return cta.turns + (head_in_group(config, cta, head) * cta.head_turns + index)
+
+
+def key_turn_of(config: MainConfig, cta: Cta, m_block):
+    """The CTA's turn in the relay to add to a query tile."""
+    tile = config.tile
+    return key_turn(cta.first_key // tile.tile_n, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
+
+
+def zeros(count: int):
+    """fp32 sums in registers."""
+    sums = cutlass.Array(Float32, count, alignment=16)
+    for x in range(count):
+        sums[x] = Float32(0.0)
+    return sums
+
+
+def p_slot(config: MainConfig, cta: Cta, stage, warp_in_group):
+    """Where a warp of the scores group leaves P for its readers, as fragments: pointer at this lane's first one."""
+    smem = config.smem
+    return smem_ptr(
+        cta.smem + smem.p + stage * smem.p_bytes + warp_in_group * (smem.p_bytes // WARPS_PER_GROUP) + cta.lane * 16
+    )

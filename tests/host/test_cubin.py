@@ -11,7 +11,6 @@ import pytest
 
 from cudnn_frost_sm120 import cubin
 from cudnn_frost_sm120.config.arch import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, SMEM_CAPACITY
-from cudnn_frost_sm120.config.roles import THREADS
 from cudnn_frost_sm120.facts import MaskFacts
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
@@ -76,7 +75,7 @@ def assert_within_budget(built: cubin.Cubin) -> None:
         assert row.registers <= MAX_REGISTERS_PER_THREAD
         assert row.shared_bytes <= SMEM_CAPACITY
         if row.kernel == "main":
-            assert row.registers * THREADS <= REGISTERS_PER_SM
+            assert row.registers * 32 * built.key.tile.warps <= REGISTERS_PER_SM
     forbidden = built.forbidden_instructions()
     if may_spill:
         forbidden = [line for line in forbidden if not SPILL.search(line)]

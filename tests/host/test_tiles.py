@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudnn_frost_sm120.config.padding import KEY_PADDING, QUERY_PADDING, padded_keys, padded_queries
-from cudnn_frost_sm120.config.roles import WARPS, WARPS_PER_GROUP
+from cudnn_frost_sm120.config.roles import WARPS, WARPS_PER_GROUP, DqWarps
 from cudnn_frost_sm120.config.tiles import HEADDIM_MULTIPLE, MAX_HEADDIM, TABLE, configs_for
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.plan import make_plan
@@ -57,10 +57,11 @@ def test_a_row_of_the_table_is_one_that_the_kernels_can_run(row):
     assert KEY_PADDING % row.tile_n == 0
     assert min(row.q_stages, row.do_stages, row.ds_stages, row.p_stages) >= 1
     assert row.evidence, "say where the configuration comes from"
-    warps = WARPS if row.dq_both_groups else WARPS_PER_GROUP
+    assert row.dq is not DqWarps.NONE
+    assert row.dq_warps == (WARPS if row.dq is DqWarps.BOTH_GROUPS else WARPS_PER_GROUP)
     row_warps = row.tile_m // row.dq_rows_per_warp
-    assert warps % row_warps == 0
-    assert row.headdim_qk % (16 * (warps // row_warps)) == 0, "dQ columns are dealt in steps of 16"
+    assert row.dq_warps % row_warps == 0
+    assert row.headdim_qk % (16 * (row.dq_warps // row_warps)) == 0, "dQ columns are dealt in steps of 16"
 
 
 def test_rows_are_unique_in_their_knobs():
