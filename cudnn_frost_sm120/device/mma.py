@@ -113,15 +113,27 @@ def gemm_scores(frags_of: Callable[[int], list], base, headdim: int, rows: int, 
     return out
 
 
-def gemm_accumulate(acc, frags: list, base, headdim: int, rows: int, dtype, tile_rows: int = 0) -> None:
-    """acc[blocks][headdim / 8][4] += `frags[blocks][rows / 16]` (registers) times `rows` rows of a smem tile at `base`
-    (lane offset included) that has `tile_rows` in all (0: as many)."""
+def columns_of(headdim: int, column_warps: int) -> list[int]:
+    """First columns of the 8-column fragments of the first of 1, 2 or 4 warps that share the columns of a tile.
+
+    Each has as many of every 64-column chunk, in one piece: warp w the same 64 w / column_warps columns on."""
+    return [column for column in range(0, headdim, 8) if column % 64 < 64 // column_warps]
+
+
+def gemm_accumulate(
+    acc, frags: list, base, headdim: int, rows: int, dtype, tile_rows: int = 0, column_warps: int = 1
+) -> None:
+    """acc[blocks][columns / 8][4] += `frags[blocks][rows / 16]` (registers) times `rows` rows of a smem tile at `base`
+    (lane offset included, and that of the warp's first column) that has `tile_rows` in all (0: as many)."""
+    columns = columns_of(headdim, column_warps)
     for k in range(rows // 16):
-        for j in range(headdim // 16):
-            b = ldmatrix_x4(base ^ ((j & 3) << 5), (j >> 2) * (tile_rows or rows) * 128 + k * 2048, transpose=True)
+        for j, column in enumerate(columns[::2]):
+            step = column // 16
+            offset = (step >> 2) * (tile_rows or rows) * 128 + k * 2048
+            b = ldmatrix_x4(base ^ ((step & 3) << 5), offset, transpose=True)
             for block, a in enumerate(frags):
                 for e in range(2):
-                    at = (block * (headdim // 8) + 2 * j + e) * 4
+                    at = (block * len(columns) + 2 * j + e) * 4
                     acc_c = mma([acc[at + i] for i in range(4)], a[k], b[2 * e], b[2 * e + 1], dtype)
                     for i in range(4):
                         acc[at + i] = acc_c[i]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.experimental.cuda as cuda
-from cutlass import Float32, Int32, Int64, Uint8
+from cutlass import Int32, Int64, Uint8
 from cutlass.experimental import primitives as prims
 
 from ..config.gemm import STAGES, TILE_M, TILE_N
@@ -23,23 +23,25 @@ from ..device.mma import gemm_accumulate, transposed_a
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
 from ..device.scheduler import key_tile_of
 from .main_epilogue import store_rows
-from .main_setup import MainConfig, mask_of
+from .main_setup import MainConfig, mask_of, zeros
 from .operands import Common, Strided
 
 STEPS = TILE_N // 16
+ROW_BLOCKS = 2
+WARP_ROWS = 16 * ROW_BLOCKS
 
 
 class DqGemmKernel:
-    """A warp reads K once for its query rows: 32, or 16 where the sums of a wide head dim take the registers."""
+    """A warp reads K once for its 32 query rows; it sums all columns of dQ, or half of them at wide head dims."""
 
     def __init__(self, config: MainConfig):
         self.config = config
         self.headdim = config.tile.headdim_qk
-        self.row_blocks = 2 if self.headdim <= 128 else 1
-        self.warp_rows = 16 * self.row_blocks
-        self.warps = TILE_M // self.warp_rows
+        self.column_warps = 1 if self.headdim <= 128 else 2
+        self.row_warps = TILE_M // WARP_ROWS
+        self.warps = self.row_warps * self.column_warps
         self.threads = 32 * self.warps
-        assert config.tile.tile_m % self.warp_rows == 0  # a warp's rows lie in one query tile of the main kernel
+        assert config.tile.tile_m % WARP_ROWS == 0  # a warp's rows lie in one query tile of the main kernel
         self.k_bytes = chunks(self.headdim) * TILE_N * ROW_BYTES
         self.full = STAGES * self.k_bytes
         self.empty = self.full + 8 * STAGES
@@ -66,7 +68,8 @@ class DqGemmKernel:
         head_k = head // (extents.heads_q // extents.heads_k)
         seqlen, mask = mask_of(config, batch, common)
         begin, end = key_tiles(m_block, TILE_M, TILE_N, seqlen, mask)
-        query = m_block * TILE_M + warp * self.warp_rows
+        query = m_block * TILE_M + warp % self.row_warps * WARP_ROWS
+        first_column = 0 if self.column_warps == 1 else warp // self.row_warps * (64 // self.column_warps)
         # What the main kernel visits, in tiles of its query rows: the rest of dS was never written.
         main_block = query >> (tile.tile_m.bit_length() - 1)
         own_begin, own_end = key_tiles(main_block, tile.tile_m, TILE_N, seqlen, mask)
@@ -90,12 +93,10 @@ class DqGemmKernel:
         head_strip = Int64(batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q)
         offset = ds_store.tile_offset(head_strip, query, begin * TILE_N, keys, mask)
         source = gmem_ptr(common.scratch.ds, Int32) + offset + 4 * lane
-        ds = cutlass.Array(Int32, self.row_blocks * STEPS * 4, alignment=16)
-        for x in cutlass.range_constexpr(self.row_blocks * STEPS * 4):
+        ds = cutlass.Array(Int32, ROW_BLOCKS * STEPS * 4, alignment=16)
+        for x in cutlass.range_constexpr(ROW_BLOCKS * STEPS * 4):
             ds[x] = Int32(0)
-        acc = cutlass.Array(Float32, self.row_blocks * (self.headdim // 8) * 4, alignment=16)
-        for x in cutlass.range_constexpr(self.row_blocks * (self.headdim // 8) * 4):
-            acc[x] = Float32(0.0)
+        acc = zeros(ROW_BLOCKS * (self.headdim // 8 // self.column_warps) * 4)
 
         # Up to here nothing depends on the main kernel: K is the caller's.
         cute.arch.griddepcontrol_wait()
@@ -119,12 +120,12 @@ class DqGemmKernel:
             if (n_block >= own_begin) & (n_block < own_end):
                 frags = [
                     [transposed_a([ds[(m * STEPS + k) * 4 + e] for e in range(4)]) for k in range(STEPS)]
-                    for m in range(self.row_blocks)
+                    for m in range(ROW_BLOCKS)
                 ]
                 if n_block + 1 < own_end:
                     self.load_ds(ds, source, mask, main_query, (n_block + 1) * TILE_N)
-                rows = k_tile + a_lane_offset(lane)
-                gemm_accumulate(acc, frags, rows, self.headdim, TILE_N, config.dtype)
+                k_rows = (k_tile + a_lane_offset(lane)) ^ (2 * first_column)
+                gemm_accumulate(acc, frags, k_rows, self.headdim, TILE_N, config.dtype, column_warps=self.column_warps)
             elif (n_block + 1 == own_begin) & (own_begin < own_end):
                 self.load_ds(ds, source, mask, main_query, (n_block + 1) * TILE_N)
             arrive(lane, config.every_lane_arrives, base + self.empty + 8 * stage)
@@ -132,8 +133,8 @@ class DqGemmKernel:
             stage, phase = next_stage(stage, phase, STAGES)
 
         scale = scale_of(common.scale, common.scale_address)
-        target = (dq, batch, head, query, extents.seqlen_q, extents.headdim_qk)
-        store_rows(acc, *target, scale, config.dtype, lane, self.row_blocks, self.headdim)
+        target = (dq, batch, head, query, first_column, extents.seqlen_q, extents.headdim_qk)
+        store_rows(acc, *target, scale, config.dtype, lane, ROW_BLOCKS, self.headdim, self.column_warps)
 
     def load_k(self, tma_k, base, stage, n_block, head_k, batch) -> None:
         """Called by one elected thread."""
@@ -144,20 +145,20 @@ class DqGemmKernel:
 
     @cute.jit
     def load_ds(self, ds, source, mask: Mask, main_query, key):
-        """ds[row_blocks][STEPS][4] of the key tile at `key`; zeros where a warp of the main kernel passed over."""
+        """ds[ROW_BLOCKS][STEPS][4] of the key tile at `key`; zeros where a warp of the main kernel passed over."""
         config = self.config
         steps = config.warp_keys // 16
         for part in cutlass.range_constexpr(STEPS // steps):
             first_key = key + part * config.warp_keys
             if mask.drops_tile(main_query, config.tile.tile_m, first_key, config.warp_keys):
-                for m in cutlass.range_constexpr(self.row_blocks):
+                for m in cutlass.range_constexpr(ROW_BLOCKS):
                     for x in cutlass.range_constexpr(4 * steps):
                         ds[(m * STEPS + part * steps) * 4 + x] = Int32(0)
             else:
                 self.load_steps(ds, source, part * steps, steps)
 
     def load_steps(self, ds, source, first: int, steps: int) -> None:
-        for m in range(self.row_blocks):
+        for m in range(ROW_BLOCKS):
             for k in range(first, first + steps):
                 value = (source + ds_store.fragment_offset(m, k)).load(count=4, alignment=16)
                 for e in range(4):

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, Int64
 from ..config.padding import padded_keys
 from ..device import accumulator
 from ..device.copy import gmem_ptr
-from ..device.mma import pack_pair
+from ..device.mma import columns_of, pack_pair
 from .main_setup import Cta, MainConfig
 from .operands import Extents, Strided
 
@@ -42,7 +42,7 @@ def store_key_rows(
 ):
     """Scale acc[key_blocks][headdim / 8][4] of a warp and write it to its key rows."""
     row = cta.first_key + cta.warp_in_group * config.warp_keys
-    target = (out, cta.batch, cta.head_k, row, seqlen_k, headdim_out)
+    target = (out, cta.batch, cta.head_k, row, 0, seqlen_k, headdim_out)
     store_rows(acc, *target, scale, config.dtype, cta.lane, config.tile.key_blocks, headdim)
 
 
@@ -53,6 +53,7 @@ def store_rows(
     batch,
     head,
     first_row,
+    first_column,
     seqlen,
     headdim_out,
     scale,
@@ -60,19 +61,22 @@ def store_rows(
     lane,
     blocks: cutlass.Constexpr[int],
     headdim: cutlass.Constexpr[int],
+    column_warps: cutlass.Constexpr[int] = 1,
 ):
-    """Scale acc[blocks][headdim / 8][4] and write the rows and columns that exist; every one of them is written."""
+    """Scale acc[blocks][columns / 8][4], its columns as `gemm_accumulate` has them, and write the rows and columns that
+    exist; every one of them is written."""
     row = first_row + (lane >> 2)
-    base = gmem_ptr(out.address, dtype) + out.row(batch, head, row) + 2 * (lane & 3)
+    base = gmem_ptr(out.address, dtype) + out.row(batch, head, row) + (first_column + 2 * (lane & 3))
+    columns = columns_of(headdim, column_warps)
     for block in cutlass.range_constexpr(blocks):
         for half in cutlass.range_constexpr(2):
             if row + (16 * block + 8 * half) < seqlen:
                 target = base + (16 * block + 8 * half) * out.stride_s
-                for j in cutlass.range_constexpr(headdim // 8):
-                    at = (block * (headdim // 8) + j) * 4 + 2 * half
-                    if 8 * j < headdim_out:
+                for j in cutlass.range_constexpr(len(columns)):
+                    at = (block * len(columns) + j) * 4 + 2 * half
+                    if first_column + columns[j] < headdim_out:
                         pair = pack_pair(acc[at] * scale, acc[at + 1] * scale, dtype)
-                        cutlass.Pointer(target + 8 * j, dtype=Int32).store(pair)
+                        cutlass.Pointer(target + columns[j], dtype=Int32).store(pair)
 
 
 @cute.jit
