@@ -32,7 +32,7 @@ class ScoresGroup:
         self.computes_dq = config.tile.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
         self.frees_do_late = not self.computes_dq and not config.warps_skip
         """No branch comes between dV and the end of a tile: dO is freed behind the next tile's wait for Q."""
-        assert not self.frees_do_late or config.tile.do_stages > 1  # a padded tile waits for dO ahead of that
+        assert not self.frees_do_late or config.tile.q_stages > 1  # else Q would wait for dO
 
     @cute.jit
     def run(self, cta: Cta, scale_log2):
@@ -50,6 +50,12 @@ class ScoresGroup:
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, head, dq_block, dq_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
         for t in cutlass.range(0, cta.tiles, unroll=1):
+            if cutlass.const_expr(self.frees_do_late):
+                # Ahead of the cleaning, in which this group waits for the warp that waits for dO to be free.
+                wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+                if t > 0:
+                    before = cutlass.select_(do_stage == 0, Int32(tile.do_stages - 1), do_stage - 1)
+                    arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * before)
             if cutlass.const_expr(config.padded):
                 place = (q_stage, q_phase, do_stage, do_phase)
                 clean_query_tile(config, cta, m_block, *place, head_in_group(config, cta, head) & 1)
@@ -62,11 +68,6 @@ class ScoresGroup:
                     self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
             else:
-                if cutlass.const_expr(self.frees_do_late):
-                    wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
-                    if t > 0:
-                        before = cutlass.select_(do_stage == 0, Int32(tile.do_stages - 1), do_stage - 1)
-                        arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * before)
                 self.visit(cta, acc_dv, k_frags, m_block, head, scale_log2, *stages, p_stage, p_phase)
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
 
