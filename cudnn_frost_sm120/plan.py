@@ -98,7 +98,7 @@ def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
     """The configuration with the registers freed that a feature needs; without this, sm_120a spills 16 to 256 bytes.
 
     Where the main kernel leaves dQ out, the space of dS, and of K where it is in registers, goes to other stages."""
-    if facts.bias is not None and tile.dq is DqWarps.DQ_GROUP:
+    if (facts.bias is not None or facts.mask.padding) and tile.dq is DqWarps.DQ_GROUP:
         tile = replace(tile, **WITHOUT_DQ_GROUP)
     elif facts.bias is not None and tile.headdim_qk >= 128:
         tile = replace(tile, k_in_registers=False)

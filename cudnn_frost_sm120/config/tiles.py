@@ -87,7 +87,7 @@ WITHOUT_DQ_GROUP: dict[str, Any] = {
     "ds_stages": 2,
     "p_stages": 1,
 }
-"""What a row with a dQ group becomes where the other groups need more registers than it leaves them."""
+"""What a row with a dQ group becomes with a bias or lengths, which take more registers than it leaves the others."""
 
 
 def _stages(q_stages: int, do_stages: int, p_stages: int) -> dict[str, Any]:
