@@ -19,11 +19,16 @@ from ..knobs import BwdKnobs, ReductionMode
 from ..plan import BwdPlan, ChainKey, make_plan
 from ..sass import main_loops
 from ..target import Target
-from ..traffic import Traffic, dq_recompute, main_kernel, outside_main, size
-from .loops import Tile, TileWork, count, key_tile, query_tile
+from ..traffic import Traffic, dq_gemm, dq_recompute, main_kernel, outside_main, size
+from .loops import Tile, TileWork, count, gemm_tile, key_tile, query_tile
 
 Masks = tuple[bool, bool]  # (right bound, left bound)
-NO_DQ = "main without dQ"
+MAIN_KERNELS = {
+    ReductionMode.ATOMIC: "main",
+    ReductionMode.DS_STORE: "main storing dS",
+    ReductionMode.RECOMPUTE: "main without dQ",
+}
+"""Names of the main kernel by what becomes of dQ."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +62,30 @@ class Ours:
         mode, config = plan.key.reduction, plan.key.tile
         if mode not in MODELLED:
             raise NotImplementedError(f"the model does not know the loops of REDUCTION_MODE {mode.name}")
-        recomputed = mode is ReductionMode.RECOMPUTE
         key = plain_key(config, masks_of(facts), mode, self.throttled)
         kernels = [
             TiledKernel(
-                NO_DQ if recomputed else "main",
+                MAIN_KERNELS[mode],
                 "main",
-                *self._work(key, "main", target, query_tile(config, 2 if recomputed else 3)),
+                *self._work(key, "main", target, query_tile(config, 3 if mode.dq_in_main else 2)),
                 by_query=False,
                 heads_per_cta=plan.knobs.heads_per_cta,
                 traffic=main_kernel(plan),
             )
         ]
-        if recomputed:
-            tile = key_tile(recompute_tile(config.headdim_qk, config.headdim_v))
-            work = self._work(key, "dq_recompute", target, tile)
-            kernels.append(TiledKernel("dq_recompute", "dq_recompute", *work, True, 1, dq_recompute(plan)))
+        for stage, owner, tile in (
+            (dq_recompute, ReductionMode.RECOMPUTE, key_tile(recompute_tile(config.headdim_qk, config.headdim_v))),
+            (dq_gemm, ReductionMode.DS_STORE, gemm_tile(config.headdim_qk)),
+        ):
+            if mode is owner:
+                name = stage.__name__
+                kernels.append(TiledKernel(name, name, *self._work(key, name, target, tile), True, 1, stage(plan)))
         return tuple(kernels)
 
     def around(self, facts: BwdFacts, target: Target) -> dict[str, Traffic]:
         """By kernel, without the tiled ones."""
-        return {
-            name: traffic for name, traffic in outside_main(self.plan(facts, target)).items() if name != "dq_recompute"
-        }
+        found = outside_main(self.plan(facts, target))
+        return {name: traffic for name, traffic in found.items() if name not in ("dq_recompute", "dq_gemm")}
 
     def _work(self, key: ChainKey, kernel: str, target: Target, tile: Tile) -> tuple[TileWork, TileWork]:
         sass = _our_sass(key, kernel, target)
@@ -88,7 +94,7 @@ class Ours:
         return whole, cut
 
 
-MODELLED = (ReductionMode.ATOMIC, ReductionMode.RECOMPUTE)
+MODELLED = (ReductionMode.ATOMIC, ReductionMode.DS_STORE, ReductionMode.RECOMPUTE)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..config import gemm
 from ..config.recompute import TILE_M, RecomputeTile
 from ..config.smem import ELEMENT_BYTES
 from ..config.tiles import TileConfig
@@ -78,6 +79,12 @@ def key_tile(config: RecomputeTile) -> Tile:
     columns = 2 * config.headdim_qk + config.headdim_v
     loaded = config.tile_n * (config.headdim_qk + config.headdim_v) * ELEMENT_BYTES
     return Tile(TILE_M, config.tile_n, 2 * TILE_M * config.tile_n * columns, loaded)
+
+
+def gemm_tile(headdim: int) -> Tile:
+    """Of the kernel that multiplies stored dS by K. Loaded is K; dS comes straight into registers."""
+    flops = 2 * gemm.TILE_M * gemm.TILE_N * headdim
+    return Tile(gemm.TILE_M, gemm.TILE_N, flops, gemm.TILE_N * headdim * ELEMENT_BYTES)
 
 
 def count(loops: list[Body], tile: Tile, hmmas_per_product: int = 1) -> TileWork:

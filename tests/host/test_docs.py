@@ -28,6 +28,13 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_placeholder_is_left(page):
+    """What a script was to fill in: {NAME}, outside code"""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\{[A-Z_]+\}", prose) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_parse(page):
     for block in blocks(page, run=False):
         ast.parse(block)

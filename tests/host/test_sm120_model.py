@@ -21,7 +21,7 @@ from cudnn_frost_sm120.plan import ChainKey
 from cudnn_frost_sm120.sass import main_loops
 from cudnn_frost_sm120.sm120_model import calibration
 from cudnn_frost_sm120.sm120_model.chains import NONE, Stalls, chain_time, cut_share, kernel_seconds
-from cudnn_frost_sm120.sm120_model.engines import MODELLED, NO_DQ, Baseline, Ours
+from cudnn_frost_sm120.sm120_model.engines import MAIN_KERNELS, MODELLED, Baseline, Ours
 from cudnn_frost_sm120.sm120_model.gpus import GPUS, HMMA_FLOPS, SUB_PARTITIONS, Gpu, stand_in
 from cudnn_frost_sm120.sm120_model.loops import Pipes, Tile, TileWork, count, key_tile, query_tile
 from cudnn_frost_sm120.sm120_model.report import rate
@@ -129,13 +129,21 @@ def test_a_chain_is_its_parts() -> None:
     assert per_cta == pytest.approx(1000 * (2 * 32 * 32 / 188) / gpu.clock_hz)
 
 
-def test_a_plan_that_recomputes_has_two_tiled_kernels() -> None:
+@pytest.mark.parametrize(
+    ("mode", "kernel", "around"),
+    [(ReductionMode.RECOMPUTE, "dq_recompute", []), (ReductionMode.DS_STORE, "dq_gemm", ["preprocess"])],
+)
+def test_a_plan_with_a_kernel_for_dq_has_two_tiled_kernels(mode: ReductionMode, kernel: str, around: list) -> None:
     facts = Cell(64, 64, 2, 64, 8, 4096, True, 128).facts()
-    knobs = next(k for k in ranked_knobs(facts, SM120) if k.reduction_mode is ReductionMode.RECOMPUTE)
-    engine = _Loops(knobs)
+    engine = _Loops(next(k for k in ranked_knobs(facts, SM120) if k.reduction_mode is mode))
     first, second = engine.tiled_kernels(facts, SM120)
-    assert (first.name, first.by_query, second.name, second.by_query) == (NO_DQ, False, "dq_recompute", True)
-    assert engine.around(facts, SM120) == {}
+    assert (first.name, first.by_query, second.name, second.by_query) == (MAIN_KERNELS[mode], False, kernel, True)
+    assert list(engine.around(facts, SM120)) == around
+    assert (first.traffic.written > 1e8) == (mode is ReductionMode.DS_STORE)
+
+
+def test_the_loops_of_the_relay_are_not_known() -> None:
+    facts = Cell(64, 64, 2, 64, 8, 4096, True, 128).facts()
     relay = next(k for k in ranked_knobs(replace(facts, deterministic=True), SM120) if k.reduction_mode == 1)
     with pytest.raises(NotImplementedError, match="RELAY"):
         _Loops(relay).tiled_kernels(facts, SM120)
@@ -145,7 +153,7 @@ def _run(tmp_path: Path, made: Stalls, cells: list[Cell]) -> Path:
     """The JSON of a run in which the model's own times were measured."""
     gpu, results = stand_in(635, 1.7e9), []
     for cell in cells:
-        knobs = next(k for k in ranked_knobs(cell.facts(), SM90) if k.reduction_mode in MODELLED)
+        knobs = next(k for k in ranked_knobs(cell.facts(), SM90) if k.reduction_mode is ReductionMode.ATOMIC)
         stages = {}
         for who in (OURS, THROTTLED):
             kernels = _Loops(knobs, who == THROTTLED).tiled_kernels(cell.facts(), SM90)
@@ -192,11 +200,12 @@ def test_the_loops_of_both_engines_are_found(headdims: tuple[int, int]) -> None:
     facts = Cell(*headdims, 1, 2, 2, 1024).facts()
     knobs = [k for k in ranked_knobs(facts, SM120) if k.reduction_mode in MODELLED]
     ours = {kernel.name: kernel for k in knobs for kernel in Ours(k).tiled_kernels(facts, SM120)}
-    assert set(ours) == {"main", NO_DQ, "dq_recompute"}
+    assert set(ours) == {*MAIN_KERNELS.values(), "dq_recompute", "dq_gemm"}
     (baseline,) = Baseline().tiled_kernels(facts, SM120)
     for kernel in (*ours.values(), baseline):
         assert rate(kernel.whole, GPUS[0]) == pytest.approx(GPUS[0].peak_tflops), kernel.name
-        assert kernel.cut.issue >= kernel.whole.issue + (kernel is not baseline), kernel.name  # which masks every tile
+        masks = kernel is not baseline and kernel.name != "dq_gemm"  # one masks every tile, the other none
+        assert kernel.cut.issue >= kernel.whole.issue + masks, kernel.name
     tile, theirs = ours["main"].whole.tile, baseline.whole.tile
     pairs = theirs.rows * theirs.keys / (tile.rows * tile.keys)
     assert baseline.whole.shared_bytes > pairs * ours["main"].whole.shared_bytes
