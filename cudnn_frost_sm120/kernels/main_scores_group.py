@@ -30,6 +30,8 @@ class ScoresGroup:
         self.config = config
         self.dq = DqTile(config)
         self.computes_dq = config.tile.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
+        self.dq_lag = 1 if config.tile.dq is DqWarps.SCORES_GROUP else 0
+        """Tiles by which dQ lags behind the scores, so that it does not wait for dS."""
         self.frees_do_late = not self.computes_dq and not config.warps_skip
         """No branch comes between dV and the end of a tile: dO is freed behind the next tile's wait for Q."""
         assert not self.frees_do_late or config.tile.q_stages > 1  # else Q would wait for dO
@@ -73,7 +75,7 @@ class ScoresGroup:
 
             do_empty = cta.smem + smem.do_empty + 8 * do_stage  # behind a branch: pipeline.py says why
             if cutlass.const_expr(self.computes_dq):
-                if t >= config.dq_lag:
+                if t >= self.dq_lag:
                     self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase, do_empty)
                     ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)
                     dq_block, dq_head = next_tile(config, cta, dq_block, dq_head)
@@ -84,7 +86,7 @@ class ScoresGroup:
             m_block, head = next_tile(config, cta, m_block, head)
             q_stage, q_phase = next_stage(q_stage, q_phase, tile.q_stages)
             do_stage, do_phase = next_stage(do_stage, do_phase, tile.do_stages)
-        if cutlass.const_expr(config.dq_lag > 0):
+        if cutlass.const_expr(self.dq_lag > 0):
             if cta.tiles > 0:
                 self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase)
         return acc_dv

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32
 
-from ..config.roles import WARPS_PER_GROUP, DqWarps
+from ..config.roles import WARPS_PER_GROUP
 from ..config.smem import SmemLayout
 from ..config.tiles import TileConfig
 from ..device.bias import Bias
@@ -46,11 +46,6 @@ class MainConfig:
     def dq_in_main(self) -> bool:
         """The main kernel computes dQ, else a kernel of its own (dq_recompute, dq_gemm) does so."""
         return self.reduction.dq_in_main
-
-    @property
-    def dq_lag(self) -> int:
-        """Tiles by which dQ lags behind the scores in the scores group, so that it does not wait for dS."""
-        return 1 if self.tile.dq is DqWarps.SCORES_GROUP else 0
 
     @property
     def recomputes(self) -> bool:
