@@ -9,31 +9,48 @@ cubin.reads_under_way looks at those.
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
+
+import cutlass
 
 from cudnn_frost_sm120.config.roles import WARPS
 from cudnn_frost_sm120.config.smem import chunks
-from cudnn_frost_sm120.device import pipeline
 from cudnn_frost_sm120.device.block_range import query_tiles
 from cudnn_frost_sm120.device.mask import Mask, MaskKinds
 from cudnn_frost_sm120.device.seqlen import SeqlenInfo
-from cudnn_frost_sm120.kernels import (
-    main_cleaning,
-    main_dq,
-    main_dq_group,
-    main_gradient_group,
-    main_scores_group,
-    main_setup,
-)
-from cudnn_frost_sm120.kernels.main_setup import Cta, MainConfig
 
-MODULES = (pipeline, main_cleaning, main_dq, main_dq_group, main_gradient_group, main_scores_group, main_setup)
+
+def plain(names: list[str]) -> list[ModuleType]:
+    """Those modules of the package, imported once more with decorators that leave functions alone: the DSL rewrites
+    what it has compiled."""
+    names = [f"cudnn_frost_sm120.{name}" for name in names]
+    kept = {name: importlib.import_module(name) for name in names}
+    for name in names:
+        del sys.modules[name]
+    try:
+        with mock.patch.object(cutlass.cute, "jit", lambda function: function):
+            return [importlib.import_module(name) for name in names]
+    finally:
+        for name, module in kept.items():
+            package, _, attribute = name.rpartition(".")
+            setattr(sys.modules[package], attribute, module)
+            sys.modules[name] = module
+
+
+GROUPS = ["main_scores_group", "main_gradient_group", "main_dq_group"]
+MODULES = plain(
+    ["device.pipeline", *(f"kernels.{name}" for name in ("main_setup", "main_cleaning", "main_dq", *GROUPS))]
+)
+pipeline, main_setup, main_cleaning, main_dq, main_scores_group, main_gradient_group, main_dq_group = MODULES
 KEYS = "K and V"
 Query = tuple[int, int]  # (query tile, query head)
 
@@ -210,7 +227,7 @@ class Pointer:
 class Simulation:
     """One CTA: the kernel's classes with everything under them replaced (`install`), and a record of what they did."""
 
-    def __init__(self, config: MainConfig, key_tile: int, extents: SimpleNamespace, seed: int):
+    def __init__(self, config, key_tile: int, extents: SimpleNamespace, seed: int):
         self.config, self.seed = config, seed
         self.scheduler, self.memory = Scheduler(seed), Memory()
         tile, smem = config.tile, config.smem
@@ -234,11 +251,11 @@ class Simulation:
     def tiles(self) -> list[Query]:
         return [(m_block, head) for head in range(self.heads) for m_block in range(self.begin, self.end)]
 
-    def cta(self, warp: int) -> Cta:
+    def cta(self, warp: int) -> Any:
         unused = dict.fromkeys(
             ("batch", "head_k", "part", "first_head_q", "key_group", "dq_accum", "dq_head_stride"), 0
         )
-        return Cta(
+        return main_setup.Cta(
             smem=0,
             lane=0,
             warp=warp,
@@ -316,7 +333,7 @@ class Simulation:
 
         self.scheduler.loads.append(arrives)
 
-    def load_rows(self, config: MainConfig, cta: Cta, tma, rows, headdim: int, places, padded_q, m_block, head) -> None:
+    def load_rows(self, config, cta, tma, rows, headdim: int, places, padded_q, m_block, head) -> None:
         """main_gradient_group._load, with the tile in place of the address of its rows."""
         dst, rows_dst, bar = places
         row_bytes = config.smem.row_bytes
@@ -333,7 +350,7 @@ class Simulation:
     def ldmatrix(self, address: int, offset: int = 0, transpose: bool = False) -> list[Value]:
         return [self.read(address + offset)] * 4
 
-    def key_fragments(self, config: MainConfig, base: int, lane: int, headdim: int, in_registers: bool) -> Callable:
+    def key_fragments(self, config, base: int, lane: int, headdim: int, in_registers: bool) -> Callable:
         blocks = [self.ldmatrix(base)] * config.tile.key_blocks
         return lambda k: blocks if in_registers else [self.ldmatrix(base)] * len(blocks)
 
@@ -352,7 +369,7 @@ class Simulation:
         key_blocks, tile_m = rest[-2:]
         return [acc_s[0][0][0] - lse.load(2, 8)[0]] * (key_blocks * tile_m // 2)
 
-    def reduce(self, tile, cta: Cta, dq_warp: int, m_block: int, head: int, acc_dq: list) -> None:
+    def reduce(self, tile, cta, dq_warp: int, m_block: int, head: int, acc_dq: list) -> None:
         value = same([x for row in acc_dq for column in row for x in column])
         if value.of != (m_block, head):
             raise Fault(f"dS of {value.of} is added to dQ of {(m_block, head)}")
@@ -428,14 +445,5 @@ def install(simulation: Simulation, monkeypatch) -> None:
         for name, fake in fakes.items():
             if hasattr(module, name) and not (module is pipeline and name in ("wait", "arrive", "once_read")):
                 monkeypatch.setattr(module, name, fake)
-        for owner in (
-            module,
-            *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__),
-        ):
-            for name, function in list(vars(owner).items()):
-                if hasattr(function, "__wrapped__") and getattr(function, "__module__", "") == module.__name__:
-                    monkeypatch.setattr(owner, name, function.__wrapped__)
     monkeypatch.setattr(main_dq.DqTile, "reduce", lambda tile, *args: s.reduce(tile, *args))
     monkeypatch.setattr(main_gradient_group.GradientGroup, "keep_ds", nothing)
-    monkeypatch.setattr(main_scores_group, "clean_query_tile", main_cleaning.clean_query_tile)
-    monkeypatch.setattr(main_gradient_group, "clean_query_tile", main_cleaning.clean_query_tile)

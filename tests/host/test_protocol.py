@@ -11,11 +11,10 @@ import pytest
 from cudnn_frost_sm120.config.roles import WARPS, DqWarps
 from cudnn_frost_sm120.config.tiles import TABLE, TileConfig
 from cudnn_frost_sm120.device.mask import MaskKinds
-from cudnn_frost_sm120.kernels.main_setup import MainConfig
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import fitted, knobs_of
 from tests.gpu.cases import Case, facts_of
-from tests.host.protocol import Fault, Simulation, install
+from tests.host.protocol import Fault, Simulation, install, main_setup
 
 FULL = {"seqlen_q": 500, "seqlen_k": 384, "len_q": None, "len_k": None, "left": None, "right": None, "heads": 1}
 PROBLEMS = {
@@ -35,7 +34,7 @@ def simulation(row: TileConfig, mode: ReductionMode, problem: dict, seed: int) -
     facts = facts_of(Case(row.headdim_qk, row.headdim_v, **lengths))
     tile = fitted(row, facts, knobs_of(row, 1, mode))
     kinds = MaskKinds(right=problem["right"] is not None, left=problem["left"] is not None)
-    config = MainConfig(cutlass.BFloat16, tile, kinds, problem["heads"] > 1, bool(lengths), mode)
+    config = main_setup.MainConfig(cutlass.BFloat16, tile, kinds, problem["heads"] > 1, bool(lengths), mode)
     return Simulation(config, 1, SimpleNamespace(**problem), seed)
 
 
