@@ -7,6 +7,11 @@ TILE_N = 64
 STAGES = 3
 
 
+def column_warps(headdim: int) -> int:
+    """Warps that share the columns of the same query rows: the sums of a wide head dim are too many for one."""
+    return 1 if headdim <= 128 else 2
+
+
 def ctas_per_sm(headdim: int) -> int:
     """By shared memory and registers."""
-    return 2 if headdim <= 128 else 1
+    return 2 // column_warps(headdim)

@@ -22,6 +22,11 @@ class DqWarps(Enum):
     BOTH_GROUPS = "both groups"
     DQ_GROUP = "dq group"
 
+    @property
+    def in_scores_group(self) -> bool:
+        """The scores group takes part, and reads K from shared memory for it."""
+        return self in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
+
 
 GROUP_REGISTERS, DQ_GROUP_REGISTERS = 192, 120
 """Registers of a thread where there is a dQ group, of the other groups and of it: three warps of a scheduler share 512,

@@ -50,9 +50,14 @@ class TileConfig:
         return WARPS + (WARPS_PER_GROUP if self.dq is DqWarps.DQ_GROUP else 0)
 
     @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps
+
+    @property
     def keeps_k(self) -> bool:
         """K stays in shared memory, else it is read into registers once, as V is."""
-        return not self.k_in_registers or self.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
+        return not self.k_in_registers or self.dq.in_scores_group
 
     @property
     def dq_rows_per_warp(self) -> int:

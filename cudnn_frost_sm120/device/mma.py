@@ -113,6 +113,14 @@ def gemm_scores(frags_of: Callable[[int], list], base, headdim: int, rows: int, 
     return out
 
 
+def zeros(count: int):
+    """fp32 sums in registers, at zero."""
+    sums = cutlass.Array(Float32, count, alignment=16)
+    for x in range(count):
+        sums[x] = Float32(0.0)
+    return sums
+
+
 def columns_of(headdim: int, column_warps: int) -> list[int]:
     """First columns of the 8-column fragments of the first of 1, 2 or 4 warps that share the columns of a tile.
 

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64
 
 from ..device import accumulator
 from ..device.copy import gmem_ptr, scale_of
-from ..device.mma import pack_pair
+from ..device.mma import pack_pair, zeros
 from ..device.select import minimum
 from .operands import Strided
 
@@ -58,9 +58,7 @@ class AccumulatorConvertKernel:
         cute.arch.griddepcontrol_wait()
         # The rows of a tile exist up to its end, here and in the other parts; so every item's loads go out at once.
         rounds = (self.items + WARPS - 1) // WARPS
-        values = cutlass.Array(Float32, rounds * FRAGMENTS * 4, alignment=16)
-        for i in cutlass.range_constexpr(rounds * FRAGMENTS * 4):
-            values[i] = Float32(0.0)
+        values = zeros(rounds * FRAGMENTS * 4)
         for part in cutlass.range(0, parts, unroll=1):
             for i in cutlass.range_constexpr(rounds):
                 fragment = slot + part * slot_stride + self.item_offset(self.item_of(i, warp)) + 4 * lane

@@ -29,7 +29,7 @@ from ..device.copy import (
     tma_load_tile,
     zero_rows,
 )
-from ..device.mma import gemm_scores
+from ..device.mma import gemm_scores, zeros
 from ..device.pipeline import expect_bytes, wait
 from ..device.scores import log2_probabilities, mask_log2
 from ..device.select import maximum, minimum
@@ -96,9 +96,7 @@ class DbiasKernel:
         if tid == 0:
             prims.mbarrier_init(smem_ptr(base + self.full, Int64), 1)
             prims.fence_mbarrier_init()
-        acc = cutlass.Array(Float32, tile.tile_m // 2, alignment=16)
-        for x in cutlass.range_constexpr(tile.tile_m // 2):
-            acc[x] = Float32(0.0)
+        acc = zeros(tile.tile_m // 2)
         padded_q = padded_queries(extents.seqlen_q)
         group = extents.heads_q // extents.heads_k
         values = Bias(main.bias_dtype, *common.bias, extents.seqlen_q, extents.seqlen_k)

@@ -13,17 +13,17 @@ import cutlass.experimental.cuda as cuda
 from cutlass import Int32, Int64, Uint8
 from cutlass.experimental import primitives as prims
 
-from ..config.gemm import STAGES, TILE_M, TILE_N
+from ..config.gemm import STAGES, TILE_M, TILE_N, column_warps
 from ..config.smem import ROW_BYTES, chunks
 from ..device import ds_store
 from ..device.block_range import key_tiles
 from ..device.copy import a_lane_offset, gmem_ptr, scale_of, smem_ptr, tensor_map, tma_load_tile, zero_rows
 from ..device.mask import Mask
-from ..device.mma import gemm_accumulate, transposed_a
+from ..device.mma import gemm_accumulate, transposed_a, zeros
 from ..device.pipeline import arrive, expect_bytes, next_stage, wait
 from ..device.scheduler import key_tile_of
 from .main_epilogue import store_rows
-from .main_setup import MainConfig, mask_of, zeros
+from .main_setup import MainConfig, mask_of
 from .operands import Common, Strided
 
 STEPS = TILE_N // 16
@@ -37,7 +37,7 @@ class DqGemmKernel:
     def __init__(self, config: MainConfig):
         self.config = config
         self.headdim = config.tile.headdim_qk
-        self.column_warps = 1 if self.headdim <= 128 else 2
+        self.column_warps = column_warps(self.headdim)
         self.row_warps = TILE_M // WARP_ROWS
         self.warps = self.row_warps * self.column_warps
         self.threads = 32 * self.warps

@@ -28,7 +28,7 @@ from ..device.copy import (
     zero_rows,
 )
 from ..device.mask import Mask
-from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair, registers_of
+from ..device.mma import a_fragments, gemm_accumulate, gemm_scores, pack_pair, registers_of, zeros
 from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.scheduler import key_tile_of
 from .main_setup import MainConfig, mask_of, tensor_maps
@@ -116,9 +116,7 @@ class DqRecomputeKernel:
                     self.load(tma_k, tma_v, base, Int32(stage), begin + stage, head_k, batch)
                 cute.arch.sync_warp()
 
-        acc = cutlass.Array(Float32, tile.headdim_qk // 2, alignment=16)
-        for x in cutlass.range_constexpr(tile.headdim_qk // 2):
-            acc[x] = Float32(0.0)
+        acc = zeros(tile.headdim_qk // 2)
         scale = scale_of(common.scale, common.scale_address)
         values = None if bias is None else Bias(config.bias_dtype, *bias, extents.seqlen_q, extents.seqlen_k)
         stage, phase = Int32(0), Int32(0)

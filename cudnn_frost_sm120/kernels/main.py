@@ -197,7 +197,7 @@ class MainKernel:
         n_blocks = (e.seqlen_k + (tile.tile_n - 1)) // tile.tile_n
         self.kernel(*maps, dk, dv, common, key_group, first_slot).launch(
             grid=(n_blocks * slots, 1, 1),
-            block=(32 * tile.warps, 1, 1),
+            block=(tile.threads, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=True,

@@ -22,8 +22,8 @@ def clean_key_tile(config: MainConfig, cta: Cta, tid):
     valid = cta.mask.len_k - cta.first_key
     if valid < tile.tile_n:
         valid = cutlass.select_(valid < 0, cutlass.Int32(0), valid)
-        zero_rows(cta.smem + smem.k, valid, tile.tile_n, chunks(tile.headdim_qk), tid, 32 * tile.warps)
-        zero_rows(cta.smem + smem.v, valid, tile.tile_n, chunks(tile.headdim_v), tid, 32 * tile.warps)
+        zero_rows(cta.smem + smem.k, valid, tile.tile_n, chunks(tile.headdim_qk), tid, tile.threads)
+        zero_rows(cta.smem + smem.v, valid, tile.tile_n, chunks(tile.headdim_v), tid, tile.threads)
         cute.arch.barrier()
 
 

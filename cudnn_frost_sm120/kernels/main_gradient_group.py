@@ -22,7 +22,7 @@ from ..device.copy import (
     stmatrix_x4,
     tma_load_tile,
 )
-from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of, unpack_pair
+from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of, unpack_pair, zeros
 from ..device.pipeline import arrive, expect_bytes, next_stage, once_read, wait
 from ..device.relay import fence, pass_turn, peek, wait_turn
 from .main_cleaning import clean_query_tile
@@ -38,7 +38,6 @@ from .main_setup import (
     tile_after,
     turn_counter,
     wait_for_tile,
-    zeros,
 )
 
 

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from ..config.roles import DqWarps
 from ..device.copy import a_lane_offset, b_lane_offset, smem_ptr
-from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of
+from ..device.mma import gemm_accumulate, gemm_scores, pack_pair, registers_of, zeros
 from ..device.pipeline import arrive, next_stage, once_read, wait
 from ..device.scores import log2_probabilities, mask_log2, mask_packed
 from .main_cleaning import clean_query_tile
@@ -21,7 +21,6 @@ from .main_setup import (
     next_tile,
     p_slot,
     wait_for_tile,
-    zeros,
 )
 
 
@@ -29,10 +28,9 @@ class ScoresGroup:
     def __init__(self, config: MainConfig):
         self.config = config
         self.dq = DqTile(config)
-        self.computes_dq = config.tile.dq in (DqWarps.SCORES_GROUP, DqWarps.BOTH_GROUPS)
         self.dq_lag = 1 if config.tile.dq is DqWarps.SCORES_GROUP else 0
         """Tiles by which dQ lags behind the scores, so that it does not wait for dS."""
-        self.frees_do_late = not self.computes_dq and not config.warps_skip
+        self.frees_do_late = config.tile.dq is DqWarps.DQ_GROUP
         """No branch comes between dV and the end of a tile: dO is freed behind the next tile's wait for Q."""
         assert not self.frees_do_late or config.tile.q_stages > 1  # else Q would wait for dO
 
@@ -74,7 +72,7 @@ class ScoresGroup:
                 p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
 
             do_empty = cta.smem + smem.do_empty + 8 * do_stage  # behind a branch: pipeline.py says why
-            if cutlass.const_expr(self.computes_dq):
+            if cutlass.const_expr(tile.dq.in_scores_group):
                 if t >= self.dq_lag:
                     self.dq.add(cta, cta.warp_in_group, dq_block, dq_head, ds_stage, ds_phase, do_empty)
                     ds_stage, ds_phase = next_stage(ds_stage, ds_phase, tile.ds_stages)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from ..config.roles import WARPS_PER_GROUP
 from ..config.smem import SmemLayout
@@ -176,14 +176,6 @@ def key_turn_of(config: MainConfig, cta: Cta, m_block):
     """The CTA's turn in the relay to add to a query tile."""
     tile = config.tile
     return key_turn(cta.first_key // tile.tile_n, m_block, tile.tile_m, tile.tile_n, cta.mask, cta.key_group)
-
-
-def zeros(count: int):
-    """fp32 sums in registers."""
-    sums = cutlass.Array(Float32, count, alignment=16)
-    for x in range(count):
-        sums[x] = Float32(0.0)
-    return sums
 
 
 def p_slot(config: MainConfig, cta: Cta, stage, warp_in_group):

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from ..device.copy import gmem_ptr
-from ..device.mma import mma
+from ..device.mma import mma, zeros
 
 THREADS = 256  # as in the main kernel: two warps on each sub-partition
 ROW_BLOCKS, COLUMN_BLOCKS, UNROLLED = 2, 8, 4
@@ -29,9 +29,7 @@ class MmaCeiling:
         a = [loaded[4 * i : 4 * i + 4] for i in range(ROW_BLOCKS)]
         b = [loaded[4 * ROW_BLOCKS + 2 * j : 4 * ROW_BLOCKS + 2 * j + 2] for j in range(COLUMN_BLOCKS)]
         tiles = ROW_BLOCKS * COLUMN_BLOCKS
-        acc = cutlass.Array(Float32, 4 * tiles, alignment=16)
-        for x in cutlass.range_constexpr(4 * tiles):
-            acc[x] = Float32(0.0)
+        acc = zeros(4 * tiles)
         cycles, nanoseconds = cute.arch.clock64(), cute.arch.globaltimer()
         for _ in cutlass.range(0, iterations, unroll=1):
             for t in cutlass.range_constexpr(UNROLLED * tiles):

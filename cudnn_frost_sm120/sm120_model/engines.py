@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +29,11 @@ MAIN_KERNELS = {
     ReductionMode.RECOMPUTE: "main without dQ",
 }
 """Names of the main kernel by what becomes of dQ."""
+DQ_KERNELS: dict[ReductionMode, tuple[Callable[[BwdPlan], Traffic], Callable[[TileConfig], Tile]]] = {
+    ReductionMode.DS_STORE: (dq_gemm, lambda tile: gemm_tile(tile.headdim_qk)),
+    ReductionMode.RECOMPUTE: (dq_recompute, lambda tile: key_tile(recompute_tile(tile.headdim_qk, tile.headdim_v))),
+}
+"""Where a kernel of its own computes dQ: its bytes, and its tile."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +78,17 @@ class Ours:
                 traffic=main_kernel(plan),
             )
         ]
-        for stage, owner, tile in (
-            (dq_recompute, ReductionMode.RECOMPUTE, key_tile(recompute_tile(config.headdim_qk, config.headdim_v))),
-            (dq_gemm, ReductionMode.DS_STORE, gemm_tile(config.headdim_qk)),
-        ):
-            if mode is owner:
-                name = stage.__name__
-                kernels.append(TiledKernel(name, name, *self._work(key, name, target, tile), True, 1, stage(plan)))
+        if mode in DQ_KERNELS:
+            stage, tile_of = DQ_KERNELS[mode]
+            name = stage.__name__
+            work = self._work(key, name, target, tile_of(config))
+            kernels.append(TiledKernel(name, name, *work, True, 1, stage(plan)))
         return tuple(kernels)
 
     def around(self, facts: BwdFacts, target: Target) -> dict[str, Traffic]:
         """By kernel, without the tiled ones."""
-        found = outside_main(self.plan(facts, target))
-        return {name: traffic for name, traffic in found.items() if name not in ("dq_recompute", "dq_gemm")}
+        tiled = {stage.__name__ for stage, _ in DQ_KERNELS.values()}
+        return {name: some for name, some in outside_main(self.plan(facts, target)).items() if name not in tiled}
 
     def _work(self, key: ChainKey, kernel: str, target: Target, tile: Tile) -> tuple[TileWork, TileWork]:
         sass = _our_sass(key, kernel, target)
@@ -94,7 +97,7 @@ class Ours:
         return whole, cut
 
 
-MODELLED = (ReductionMode.ATOMIC, ReductionMode.DS_STORE, ReductionMode.RECOMPUTE)
+MODELLED = tuple(MAIN_KERNELS)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from unittest import mock
 
 import cutlass
 
-from cudnn_frost_sm120.config.roles import WARPS
-from cudnn_frost_sm120.config.smem import chunks
+from cudnn_frost_sm120.config.roles import WARPS, WARPS_PER_GROUP, DqWarps
 from cudnn_frost_sm120.device.block_range import query_tiles
 from cudnn_frost_sm120.device.mask import Mask, MaskKinds
 from cudnn_frost_sm120.device.seqlen import SeqlenInfo
@@ -52,6 +51,7 @@ MODULES = plain(
 )
 pipeline, main_setup, main_cleaning, main_dq, main_scores_group, main_gradient_group, main_dq_group = MODULES
 KEYS = "K and V"
+PADDED_ROWS = 1 << 20  # of a head
 Query = tuple[int, int]  # (query tile, query head)
 
 
@@ -228,7 +228,7 @@ class Simulation:
     """One CTA: the kernel's classes with everything under them replaced (`install`), and a record of what they did."""
 
     def __init__(self, config, key_tile: int, extents: SimpleNamespace, seed: int):
-        self.config, self.seed = config, seed
+        self.config = config
         self.scheduler, self.memory = Scheduler(seed), Memory()
         tile, smem = config.tile, config.smem
         seqlen = SeqlenInfo.create(extents.seqlen_q, extents.seqlen_k, extents.len_q, extents.len_k)
@@ -278,10 +278,10 @@ class Simulation:
 
     def _warp(self, warp: int) -> None:
         cta = self.cta(warp)
-        if warp < 4:
+        if warp < WARPS_PER_GROUP:
             main_scores_group.ScoresGroup(self.config).run(cta, Value(None))
         elif warp < WARPS:
-            sources = main_gradient_group.QuerySources("q", "do", 0, 0, 0)
+            sources = main_gradient_group.QuerySources(None, None, 0, 0, PADDED_ROWS)
             main_gradient_group.GradientGroup(self.config).run(cta, sources)
         else:
             main_dq_group.DqGroup(self.config).run(cta)
@@ -318,28 +318,19 @@ class Simulation:
         self.barriers[bar].missing_bytes += nbytes
         self.barriers[bar].arrive(self.scheduler.warp)
 
-    def tma_load_tile(
-        self, tma: str, dst: int, bar: int, row: int, head: int, batch: int, rows: int, columns: int
-    ) -> None:
+    def tma_load_tile(self, tma, dst: int, bar: int, row: int, head: int, batch: int, rows: int, columns: int) -> None:
         self._load(dst, rows * 128 * columns, (row // rows, head), bar)
 
-    def bulk_load(self, dst: int, source: Query, nbytes: int, bar: int) -> None:
-        self._load(dst, nbytes, source, bar)
+    def bulk_load(self, dst: int, source: int, nbytes: int, bar: int) -> None:
+        head, row = divmod(source, PADDED_ROWS)
+        self._load(dst, nbytes, (row // self.config.tile.tile_m, head), bar)
 
-    def _load(self, dst: int, nbytes: int, holds: Any, bar: int) -> None:
+    def _load(self, dst: int, nbytes: int, holds: Query, bar: int) -> None:
         def arrives() -> None:
             self.memory.write(dst, nbytes, holds)
             self.barriers[bar].complete(nbytes)
 
         self.scheduler.loads.append(arrives)
-
-    def load_rows(self, config, cta, tma, rows, headdim: int, places, padded_q, m_block, head) -> None:
-        """main_gradient_group._load, with the tile in place of the address of its rows."""
-        dst, rows_dst, bar = places
-        row_bytes = config.smem.row_bytes
-        self.expect_bytes(bar, chunks(headdim) * config.tile.tile_m * 128 + row_bytes)
-        self.tma_load_tile(tma, dst, bar, m_block * config.tile.tile_m, head, 0, config.tile.tile_m, chunks(headdim))
-        self.bulk_load(rows_dst, (m_block, head), row_bytes, bar)
 
     def zero_rows(self, tile: int, row: int, rows: int, columns: int, tid: int, threads: int) -> None:
         region = self.memory.at(tile)
@@ -373,17 +364,19 @@ class Simulation:
         value = same([x for row in acc_dq for column in row for x in column])
         if value.of != (m_block, head):
             raise Fault(f"dS of {value.of} is added to dQ of {(m_block, head)}")
-        if any(self.passed[m_block, head, warp] for warp in self._turns_of(dq_warp)):
+        counters = [dq_warp] if self._own_turns else range(WARPS_PER_GROUP)
+        if any(self.passed[m_block, head, counter] for counter in counters):
             raise Fault(f"an add to {(m_block, head)} behind the turn")
         self.done["dq", dq_warp, value.of] += 1
 
-    def _turns_of(self, dq_warp: int) -> range:
-        """The counters of the relay that a dQ warp's adds come before."""
-        return range(dq_warp, dq_warp + 1) if self.config.tile.warps > WARPS else range(4)
+    @property
+    def _own_turns(self) -> bool:
+        """In the relay a dQ warp has a counter to itself, else each of the four speaks for all adds to the tile."""
+        return self.config.tile.dq is DqWarps.DQ_GROUP
 
     def pass_turn(self, counter: tuple[int, int, int], lane: int) -> None:
         m_block, head, warp = counter
-        adders = [warp] if self.config.tile.warps > WARPS else range(self.config.tile.dq_warps)
+        adders = [warp] if self._own_turns else range(self.config.tile.dq_warps)
         if any(not self.done["dq", adder, (m_block, head)] for adder in adders):
             raise Fault(f"the turn of {(m_block, head)} is handed on ahead of its adds")
         self.passed[counter] += 1
@@ -423,6 +416,7 @@ def install(simulation: Simulation, monkeypatch) -> None:
         "zero_rows": s.zero_rows,
         "ldmatrix_x4": s.ldmatrix,
         "stmatrix_x4": s.stmatrix,
+        "zeros": lambda count: [None] * count,
         "gemm_scores": s.gemm_scores,
         "gemm_accumulate": s.gemm_accumulate,
         "registers_of": lambda frags_of, headdim: [],
@@ -439,7 +433,9 @@ def install(simulation: Simulation, monkeypatch) -> None:
         "fence": nothing,
         "wait_turn": lambda counter, turn, seen, lane: s.scheduler.pause("turn", lambda: s.passed[counter] == turn),
         "pass_turn": s.pass_turn,
-        "_load": s.load_rows,
+        "expect_bytes": s.expect_bytes,
+        "tma_load_tile": s.tma_load_tile,
+        "bulk_load": s.bulk_load,
     }
     for module in MODULES:
         for name, fake in fakes.items():

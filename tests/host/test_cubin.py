@@ -78,7 +78,7 @@ def assert_within_budget(built: cubin.Cubin) -> None:
         assert row.registers <= MAX_REGISTERS_PER_THREAD
         assert row.shared_bytes <= SMEM_CAPACITY
         if row.kernel == "main":
-            assert row.registers * 32 * built.key.tile.warps <= REGISTERS_PER_SM
+            assert row.registers * built.key.tile.threads <= REGISTERS_PER_SM
     forbidden = built.forbidden_instructions()
     if may_spill:
         forbidden = [line for line in forbidden if not SPILL.search(line)]
