@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .config.roles import DqWarps
-from .config.tiles import STAGES_WITHOUT_DQ, WITHOUT_DQ_GROUP, TileConfig, configs_for
+from .config.tiles import WITHOUT_DQ, WITHOUT_DQ_GROUP, TileConfig, configs_for
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
 from .target import Target
@@ -104,7 +104,7 @@ def fitted(tile: TileConfig, facts: BwdFacts, knobs: BwdKnobs) -> TileConfig:
         tile = replace(tile, k_in_registers=False)
     if not knobs.reduction_mode.dq_in_main:
         tile = replace(tile, dq=DqWarps.NONE, ds_stages=0, p_stages=2)
-        return tile if tile.keeps_k else replace(tile, **STAGES_WITHOUT_DQ[tile.headdim_qk, tile.headdim_v])
+        return tile if tile.keeps_k else replace(tile, **WITHOUT_DQ[tile.headdim_qk, tile.headdim_v])
     if knobs.reduction_mode is ReductionMode.RELAY and tile.headdim_qk == 128 and facts.mask.padding:
         tile = replace(tile, k_in_registers=False)
     return tile

@@ -19,7 +19,8 @@ class TileConfig:
     `tile_m` query rows and `tile_n = 64 * key_blocks` key rows per tile; a warp owns `16 * key_blocks` key rows.
     `dq`: which warps compute dQ. `dq_interleaved`: a warp's dQ columns are 16-column steps dealt in turn instead of one
     contiguous block (one K base address, fewer registers). `k_in_registers`: K fragments of the scores are read once
-    per key tile, else once per query tile (fewer registers, more loads).
+    per key tile, else once per query tile (fewer registers, more loads). `ds_ahead`: dS for `dq_gemm`
+    is stored ahead of dK's product, else behind it.
     """
 
     headdim_qk: int
@@ -33,6 +34,7 @@ class TileConfig:
     dq: DqWarps = DqWarps.SCORES_GROUP
     dq_interleaved: bool = False
     k_in_registers: bool = True
+    ds_ahead: bool = False
     evidence: str = field(default="", compare=False, repr=False)  # kernels do not depend on it
 
     @property
@@ -95,17 +97,17 @@ WITHOUT_DQ_GROUP: dict[str, Any] = {
 """What a row with a dQ group becomes with a bias or lengths, which take more registers than it leaves the others."""
 
 
-def _stages(q_stages: int, do_stages: int, p_stages: int) -> dict[str, Any]:
-    return {"q_stages": q_stages, "do_stages": do_stages, "p_stages": p_stages}
+def _without_dq(q_stages: int, do_stages: int, p_stages: int, ds_ahead: bool = False) -> dict[str, Any]:
+    return {"q_stages": q_stages, "do_stages": do_stages, "p_stages": p_stages, "ds_ahead": ds_ahead}
 
 
-STAGES_WITHOUT_DQ = {
-    (32, 32): _stages(3, 3, 3),
-    (64, 64): _stages(3, 3, 3),
-    (128, 128): _stages(3, 3, 2),
-    (192, 128): _stages(4, 3, 2),
-    (192, 192): _stages(3, 3, 2),
-    (256, 256): _stages(2, 2, 2),
+WITHOUT_DQ = {
+    (32, 32): _without_dq(3, 3, 3),
+    (64, 64): _without_dq(3, 3, 3),
+    (128, 128): _without_dq(3, 3, 2, ds_ahead=True),
+    (192, 128): _without_dq(4, 3, 2),
+    (192, 192): _without_dq(3, 3, 2, ds_ahead=True),
+    (256, 256): _without_dq(2, 2, 2),
 }
 """Where a kernel of its own computes dQ and K is in registers, by native head dims.
 

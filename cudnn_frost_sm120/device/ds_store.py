@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config.padding import KEY_PADDING, QUERY_PADDING, padded_keys, padded_queries
 from .mask import Mask, MaskKinds
-from .select import maximum, minimum
+from .select import maximum, minimum, wide
 
 STRIP = QUERY_PADDING
 """Query rows of a strip; whole query tiles of the main kernel."""
@@ -57,14 +57,15 @@ def strip_offset(strip, keys) -> Any:
 
 
 def tile_offset(head_strip, query, key, keys, mask: Mask) -> Any:
-    """Words before the fragment of query rows and keys from (query, key) on, multiples of 16.
+    """Words before the fragment of query rows and keys from (query, key) on, multiples of 16; in a kernel, in 64 bits.
 
-    `head_strip`: number of the head's first strip among those of all batches and heads; in a kernel, in 64 bits.
+    `head_strip`: number of the head's first strip among those of all batches and heads. 32 bits hold the number of a
+    strip, which takes 8 KiB at least, so that the product is one of 32 bits by 32.
     """
     strip = query >> (STRIP.bit_length() - 1)
     row_block = (query & (STRIP - 1)) >> 4
     in_strip = key - strip_origin(strip, mask)
-    return ((head_strip + strip) * keys + in_strip) * (KEY_BLOCK // 16) + fragment_offset(row_block, 0)
+    return (wide(head_strip + strip) * keys + in_strip) * (KEY_BLOCK // 16) + fragment_offset(row_block, 0)
 
 
 def fragment_offset(row_blocks: int, key_blocks: int) -> Any:

@@ -1,4 +1,4 @@
-"""min, max and select that take plain Python integers and in-kernel values alike.
+"""min, max, select and widening that take plain Python integers and in-kernel values alike.
 
 The index rules (lengths, block ranges, masks) are written with these, so that the same Python runs inside a kernel and
 in host tests against brute force.
@@ -27,3 +27,12 @@ def minimum(a, b):
 
 def maximum(a, b):
     return max(a, b) if _is_plain(a, b) else select(a > b, a, b)
+
+
+def wide(value):
+    """The value in 64 bits."""
+    if _is_plain(value):
+        return value
+    import cutlass
+
+    return cutlass.Int64(value)

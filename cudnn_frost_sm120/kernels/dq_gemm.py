@@ -90,7 +90,7 @@ class DqGemmKernel:
                 cute.arch.sync_warp()
 
         keys = ds_store.strip_keys(extents.seqlen_k, config.mask, band.left_bound, band.right_bound)
-        head_strip = Int64(batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q)
+        head_strip = (batch * extents.heads_q + head) * ds_store.strips(extents.seqlen_q)
         offset = ds_store.tile_offset(head_strip, query, begin * TILE_N, keys, mask)
         source = gmem_ptr(common.scratch.ds, Int32) + offset + 4 * lane
         ds = cutlass.Array(Int32, ROW_BLOCKS * STEPS * 4, alignment=16)

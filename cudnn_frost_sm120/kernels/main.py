@@ -86,6 +86,7 @@ class MainKernel:
             head_k=head_k,
             part=part,
             first_head_q=first_head_q,
+            end_head_q=first_head_q + heads_walked,
             first_key=n_block * tile.tile_n,
             begin=begin,
             end=end,
@@ -97,7 +98,7 @@ class MainKernel:
             key_group=key_group,
             dq_accum=gmem_ptr(scratch.dq_accum, Float32) + first_row * tile.headdim_qk,
             dq_head_stride=dq_head_stride,
-            ds=self.ds_strips(common, first_row) if config.stores_ds else None,
+            ds=self.ds_strips(common, batch) if config.stores_ds else None,
         )
         if tid == 0:
             lanes = 32 if config.every_lane_arrives else 1
@@ -148,9 +149,11 @@ class MainKernel:
     def gradients(self, cta: Cta, common: Common, scale, dk: Strided, tma_q, tma_do, first_row, padded_q):
         """What the gradient group does."""
         config, headdim = self.config, self.config.tile.headdim_qk
-        rows = (gmem_ptr(a, Float32) + first_row for a in (common.scratch.lse, common.scratch.delta))
-        acc_dk = GradientGroup(config).run(cta, QuerySources(tma_q, tma_do, *rows, padded_q))
         extents, partial = common.extents, common.scratch.dk_partial
+        first = 0 if config.grouped else first_row
+        lse, delta = (gmem_ptr(a, Float32) + first for a in (common.scratch.lse, common.scratch.delta))
+        sources = QuerySources(tma_q, tma_do, lse, delta, cta.batch * extents.heads_q, padded_q)
+        acc_dk = GradientGroup(config).run(cta, sources)
         store_key_tile(config, cta, acc_dk, dk, partial, extents, scale, extents.headdim_qk, headdim)
 
     @cute.jit
@@ -163,12 +166,11 @@ class MainKernel:
         cute.arch.barrier()
         return slot.load()
 
-    def ds_strips(self, common: Common, first_row) -> DsStrips:
-        """Those of the head whose padded query rows start at `first_row`."""
+    def ds_strips(self, common: Common, batch) -> DsStrips:
         extents, band = common.extents, common.band
         keys = ds_store.strip_keys(extents.seqlen_k, self.config.mask, band.left_bound, band.right_bound)
-        first = gmem_ptr(common.scratch.ds, Int32) + ds_store.strip_offset(first_row // ds_store.STRIP, keys)
-        return DsStrips(first, ds_store.strips(extents.seqlen_q), keys)
+        per_head = ds_store.strips(extents.seqlen_q)
+        return DsStrips(gmem_ptr(common.scratch.ds, Int32), batch * extents.heads_q * per_head, per_head, keys)
 
     def turns(self, scratch: Scratch, first_row):
         """The relay's counters of the head whose padded query rows start at `first_row`."""

@@ -9,7 +9,7 @@ from cutlass import Int32
 from ..device.pipeline import arrive, next_stage, once_read, wait
 from ..device.relay import fence, pass_turn, peek, wait_turn
 from .main_dq import DqTile
-from .main_setup import Cta, MainConfig, key_turn_of, next_tile, turn_counter
+from .main_setup import Cta, MainConfig, first_tile, key_turn_of, next_tile, turn_counter
 
 
 class DqGroup:
@@ -26,7 +26,7 @@ class DqGroup:
         registers = [register for step in keys for fragment in step for register in fragment]
         arrive(lane, config.every_lane_arrives, once_read(cta.smem + smem.kv_read, registers))
         stage, phase = Int32(0), Int32(0)
-        m_block, head = cta.begin, cta.first_head_q
+        m_block, head = first_tile(config, cta)
         seen = Int32(-1)
         for t in cutlass.range(0, cta.tiles, unroll=1):
             wait(cta.smem + smem.ds_full + 8 * stage, phase)

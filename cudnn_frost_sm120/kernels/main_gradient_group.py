@@ -30,6 +30,7 @@ from .main_dq import DqTile
 from .main_setup import (
     Cta,
     MainConfig,
+    first_tile,
     head_in_group,
     key_fragments,
     key_turn_of,
@@ -43,12 +44,14 @@ from .main_setup import (
 
 @dataclass(frozen=True)
 class QuerySources:
-    """Where query tiles come from. `lse` and `delta` point at the rows of the CTA's first query head."""
+    """Where query tiles come from. `lse` and `delta` point at the rows of the CTA's head; with groups, where every tile
+    may be another head's, at the first row of all."""
 
     tma_q: Any
     tma_do: Any
     lse: Any
     delta: Any
+    heads_before: Any  # query heads before those of the batch entry
     padded_q: Any
 
 
@@ -56,23 +59,25 @@ def load_q(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head
     """Q of a query tile with its LSE rows; called by one elected thread, as `load_do`."""
     smem, headdim = config.smem, config.tile.headdim_qk
     places = (smem.q + stage * smem.q_bytes, smem.lse + stage * smem.row_bytes, smem.q_full + 8 * stage)
-    _load(config, cta, src.tma_q, src.lse, headdim, places, src.padded_q, m_block, head)
+    _load(config, cta, src.tma_q, src.lse, headdim, places, src, m_block, head)
 
 
 def load_do(config: MainConfig, cta: Cta, src: QuerySources, stage, m_block, head) -> None:
     """dO of a query tile with its delta rows."""
     smem, headdim = config.smem, config.tile.headdim_v
     places = (smem.do + stage * smem.do_bytes, smem.delta + stage * smem.row_bytes, smem.do_full + 8 * stage)
-    _load(config, cta, src.tma_do, src.delta, headdim, places, src.padded_q, m_block, head)
+    _load(config, cta, src.tma_do, src.delta, headdim, places, src, m_block, head)
 
 
-def _load(config: MainConfig, cta: Cta, tma, rows, headdim: int, places, padded_q, m_block, head) -> None:
+def _load(config: MainConfig, cta: Cta, tma, rows, headdim: int, places, src: QuerySources, m_block, head) -> None:
     """`places`: offsets of the tile, of its fp32 rows and of the barrier that they complete on."""
     dst, rows_dst, bar = (cta.smem + place for place in places)
     tile_m, row_bytes = config.tile.tile_m, config.smem.row_bytes
     expect_bytes(bar, chunks(headdim) * tile_m * 128 + row_bytes)
     tma_load_tile(tma, dst, bar, m_block * tile_m, head, cta.batch, tile_m, chunks(headdim))
-    first = Int64(head_in_group(config, cta, head)) * padded_q + m_block * tile_m
+    first = m_block * tile_m
+    if config.grouped:
+        first += Int64(src.heads_before + head) * src.padded_q
     bulk_load(rows_dst, rows + first, row_bytes, bar)
 
 
@@ -94,12 +99,12 @@ class GradientGroup:
 
         # The dO tile to load next, do_stages ahead of the tile in work; the next Q tile is a fixed number of tiles on.
         assert tile.q_stages >= tile.do_stages
-        load_block, load_head = cta.begin, cta.first_head_q
+        load_block, load_head = first_tile(config, cta)
         if cta.warp == LOAD_WARP:
             wait(cta.smem + smem.kv_read, Int32(0))  # the pipelines lie where V was
         for stage in cutlass.range_constexpr(tile.q_stages):
             if cta.warp == LOAD_WARP and stage < cta.tiles:
-                block_s, head_s = tile_after(config, cta, cta.begin, cta.first_head_q, stage)
+                block_s, head_s = tile_after(config, cta, load_block, load_head, stage)
                 if prims.elect_sync():
                     load_q(config, cta, src, stage, block_s, head_s)
                     if cutlass.const_expr(stage < tile.do_stages):
@@ -109,8 +114,8 @@ class GradientGroup:
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
-        m_block, head = cta.begin, cta.first_head_q
-        added_block, added_head = cta.begin, cta.first_head_q  # relay: the tile whose dQ is added next
+        m_block, head = first_tile(config, cta)
+        added_block, added_head = first_tile(config, cta)  # relay: the tile whose dQ is added next
         seen = Int32(0)
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(config.padded):
@@ -125,9 +130,10 @@ class GradientGroup:
                     arrive(lane, config.every_lane_arrives, cta.smem + smem.do_empty + 8 * do_stage)
                 else:
                     ds_frags = self.score_gradients(cta, v_frags, do_stage, do_phase, p_stage, p_phase)
-                    self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase)
-                    if cutlass.const_expr(config.stores_ds):
-                        self.keep_ds(cta, ds_frags, m_block, head)
+                    kept = self.place_of_ds(cta, m_block, head) if config.keeps_ds_ahead else None
+                    self.add_dk(cta, acc_dk, ds_frags, q_stage, q_phase, kept)
+                    if cutlass.const_expr(config.stores_ds and not config.keeps_ds_ahead):
+                        self.keep_ds(ds_frags, self.place_of_ds(cta, m_block, head))
                     p_stage, p_phase = next_stage(p_stage, p_phase, tile.p_stages)
                 arrive(lane, config.every_lane_arrives, cta.smem + smem.q_empty + 8 * q_stage)
             else:
@@ -218,22 +224,28 @@ class GradientGroup:
                 stmatrix_x4(ds_tile + offset, 16 * block * tile.tile_m * 2, ds_frags[block][k])
         arrive(lane, config.every_lane_arrives, cta.smem + smem.ds_full + 8 * ds_stage)
 
-    @cute.jit
-    def keep_ds(self, cta: Cta, ds_frags, m_block, head):
-        """dS^T of this warp's keys into workspace, straight from registers, for dq_gemm."""
+    def place_of_ds(self, cta: Cta, m_block, head):
+        """Where in workspace this lane leaves dS of a query tile."""
         config, tile, strips = self.config, self.config.tile, cta.ds
         query, key = m_block * tile.tile_m, cta.first_key + cta.warp_in_group * config.warp_keys
-        head_strip = Int64(head_in_group(config, cta, head)) * strips.per_head
-        target = strips.first + ds_store.tile_offset(head_strip, query, key, strips.keys, cta.mask) + 4 * cta.lane
+        head_strip = strips.before + head * strips.per_head
+        return strips.base + ds_store.tile_offset(head_strip, query, key, strips.keys, cta.mask) + 4 * cta.lane
+
+    @cute.jit
+    def keep_ds(self, ds_frags, place):
+        """dS^T of this warp's keys into workspace, straight from registers, for dq_gemm."""
+        tile = self.config.tile
         for block in cutlass.range_constexpr(tile.key_blocks):
             for k in cutlass.range_constexpr(tile.tile_m // 16):
                 value = cutlass.Vector.from_elements(tuple(ds_frags[block][k]), Int32)
-                (target + ds_store.fragment_offset(k, block)).store(value, alignment=16)
+                (place + ds_store.fragment_offset(k, block)).store(value, alignment=16)
 
     @cute.jit
-    def add_dk(self, cta: Cta, acc_dk, ds_frags, q_stage, q_phase):
-        """acc_dk += dS^T Q."""
+    def add_dk(self, cta: Cta, acc_dk, ds_frags, q_stage, q_phase, kept=None):
+        """acc_dk += dS^T Q; `kept`: where dS goes in workspace, if it is to go there ahead of the product."""
         config, tile, smem, lane = self.config, self.config.tile, self.config.smem, cta.lane
         wait(cta.smem + smem.q_full + 8 * q_stage, q_phase)
+        if cutlass.const_expr(kept is not None):
+            self.keep_ds(ds_frags, kept)
         q_tile = cta.smem + smem.q + q_stage * smem.q_bytes + a_lane_offset(lane)
         gemm_accumulate(acc_dk, ds_frags, q_tile, tile.headdim_qk, tile.tile_m, config.dtype)

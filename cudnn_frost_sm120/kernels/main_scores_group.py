@@ -16,6 +16,7 @@ from .main_dq import DqTile
 from .main_setup import (
     Cta,
     MainConfig,
+    first_tile,
     head_in_group,
     key_fragments,
     next_tile,
@@ -48,7 +49,8 @@ class ScoresGroup:
 
         q_stage, p_stage, ds_stage, do_stage = Int32(0), Int32(0), Int32(0), Int32(0)
         q_phase, p_phase, ds_phase, do_phase = Int32(0), Int32(0), Int32(0), Int32(0)
-        m_block, head, dq_block, dq_head = cta.begin, cta.first_head_q, cta.begin, cta.first_head_q
+        m_block, head = first_tile(config, cta)
+        dq_block, dq_head = first_tile(config, cta)
         for t in cutlass.range(0, cta.tiles, unroll=1):
             if cutlass.const_expr(self.frees_do_late):
                 # Ahead of the cleaning, in which this group waits for the warp that waits for dO to be free.

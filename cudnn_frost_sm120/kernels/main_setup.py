@@ -58,9 +58,23 @@ class MainConfig:
         return self.reduction is ReductionMode.DS_STORE
 
     @property
+    def keeps_ds_ahead(self) -> bool:
+        """dS goes to workspace ahead of dK's product, which then hides the stores, else behind it."""
+        return self.stores_ds and self.tile.ds_ahead
+
+    @property
     def warps_skip(self) -> bool:
         """A warp passes over tiles that the mask drops for its own keys; with dQ, every warp's dS is waited for."""
         return not self.dq_in_main
+
+    @property
+    def walks_down(self) -> bool:
+        """A CTA walks the query tiles from the last one down, each for all heads of the group, else up, head by head.
+
+        With a right bound alone, the last tile is where all CTAs of a head can start, and they then read the same tiles
+        at about the same time. With dQ in the loop they walk up, as the relay's turns do.
+        """
+        return not self.dq_in_main and self.mask.right and not self.mask.left
 
     @property
     def smem(self) -> SmemLayout:
@@ -74,16 +88,17 @@ class MainConfig:
 
 @dataclass(frozen=True)
 class DsStrips:
-    """Where the CTA leaves dS (device/ds_store.py)."""
+    """Where dS goes (device/ds_store.py): few multiplications lead from here to a tile, and each tile makes them."""
 
-    first: Any  # pointer to first_head_q's first strip
+    base: Any  # pointer to the first strip of all
+    before: Any  # strips before those of the batch entry
     per_head: Any  # strips of a head
     keys: Any  # that a strip has room for
 
 
 @dataclass(frozen=True)
 class Cta:
-    """Values of one CTA. A CTA walks `tiles` query tiles: `[begin, end)` of every query head in its group in turn."""
+    """Values of one CTA. It walks `tiles` query tiles: `[begin, end)` of query heads `[first_head_q, end_head_q)`."""
 
     smem: Any  # 32-bit shared base address
     lane: Any
@@ -92,6 +107,7 @@ class Cta:
     head_k: Any
     part: Any  # which part of the group's query heads the CTA walks
     first_head_q: Any
+    end_head_q: Any
     first_key: Any  # of the key tile
     begin: Any
     end: Any
@@ -132,10 +148,19 @@ def tensor_maps(dtype, q: Strided, k: Strided, v: Strided, do: Strided, e: Exten
     ]
 
 
+def first_tile(config: MainConfig, cta: Cta):
+    """The (query tile, query head) that a CTA starts with."""
+    return cta.end - 1 if config.walks_down else cta.begin, cta.first_head_q
+
+
 def next_tile(config: MainConfig, cta: Cta, m_block, head):
-    """The (query tile, query head) after this one: after a head's last tile comes the next head's first."""
+    """The (query tile, query head) after this one: after a head's last tile comes the next head's first; where the walk
+    goes down, after a tile of the last head the next tile of the first."""
     if not config.grouped:
-        return m_block + 1, head
+        return m_block - 1 if config.walks_down else m_block + 1, head
+    if config.walks_down:
+        last = head + 1 == cta.end_head_q
+        return cutlass.select_(last, m_block - 1, m_block), cutlass.select_(last, cta.first_head_q, head + 1)
     last = m_block + 1 == cta.end
     return cutlass.select_(last, cta.begin, m_block + 1), cutlass.select_(last, head + 1, head)
 

@@ -259,6 +259,7 @@ class Simulation:
             smem=0,
             lane=0,
             warp=warp,
+            end_head_q=self.heads,
             first_key=self.first_key,
             begin=self.begin,
             end=self.end,
@@ -267,7 +268,7 @@ class Simulation:
             bias=None,
             turns=0,
             head_turns=0,
-            ds=SimpleNamespace(per_head=0, first=0, keys=0),
+            ds=None,
             **unused,
         )
 
@@ -281,7 +282,7 @@ class Simulation:
         if warp < WARPS_PER_GROUP:
             main_scores_group.ScoresGroup(self.config).run(cta, Value(None))
         elif warp < WARPS:
-            sources = main_gradient_group.QuerySources(None, None, 0, 0, PADDED_ROWS)
+            sources = main_gradient_group.QuerySources(None, None, 0, 0, 0, PADDED_ROWS)
             main_gradient_group.GradientGroup(self.config).run(cta, sources)
         else:
             main_dq_group.DqGroup(self.config).run(cta)
@@ -442,4 +443,5 @@ def install(simulation: Simulation, monkeypatch) -> None:
             if hasattr(module, name) and not (module is pipeline and name in ("wait", "arrive", "once_read")):
                 monkeypatch.setattr(module, name, fake)
     monkeypatch.setattr(main_dq.DqTile, "reduce", lambda tile, *args: s.reduce(tile, *args))
-    monkeypatch.setattr(main_gradient_group.GradientGroup, "keep_ds", nothing)
+    for name in ("place_of_ds", "keep_ds"):
+        monkeypatch.setattr(main_gradient_group.GradientGroup, name, nothing)
