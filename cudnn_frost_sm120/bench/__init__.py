@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     from .measure import Wishes, measure
     from .result import OURS, THROTTLED
 
-    ceilings = {OURS: ceiling.measure()} | ({THROTTLED: ceiling.measure(True)} if options.throttled else {})
+    ceilings = {OURS: ceiling.measure()}
+    if options.throttled:
+        ceilings[THROTTLED] = ceilings[OURS].with_idle_products()
     shown = ", ".join(f"{c.tflops:.0f} TFLOP/s at {c.clock_ghz:.2f} GHz ({who})" for who, c in ceilings.items())
     header = report.header(shown)
     print(header, flush=True)
