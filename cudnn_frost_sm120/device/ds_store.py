@@ -51,16 +51,11 @@ def ds_bytes(heads: Any, seqlen_q, keys) -> Any:
     return heads * strips(seqlen_q) * keys * (STRIP * 2)
 
 
-def strip_offset(strip, keys) -> Any:
-    """Words before a strip, in 64 bits if `strip` is, where each has room for `keys` keys."""
-    return strip * keys * (KEY_BLOCK // 16)
-
-
 def tile_offset(head_strip, query, key, keys, mask: Mask) -> Any:
     """Words before the fragment of query rows and keys from (query, key) on, multiples of 16; in a kernel, in 64 bits.
 
     `head_strip`: number of the head's first strip among those of all batches and heads. 32 bits hold the number of a
-    strip, which takes 8 KiB at least, so that the product is one of 32 bits by 32.
+    strip, as its 64 rows of Q alone take 1 KiB, so that the product is one of 32 bits by 32.
     """
     strip = query >> (STRIP.bit_length() - 1)
     row_block = (query & (STRIP - 1)) >> 4
