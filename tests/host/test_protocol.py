@@ -58,6 +58,20 @@ def test_every_tile_is_summed_once(row, mode, problem, monkeypatch):
     assert sum(run.done.values()) <= len(run.tiles) * (WARPS + tile.dq_warps)
 
 
+@pytest.mark.parametrize("mode", ReductionMode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_order_of_a_walk(mode, problem, monkeypatch):
+    """Head by head and up; under a causal mask alone, with dQ left out, down and each tile for all heads."""
+    run = simulation(TABLE[-1], mode, PROBLEMS[problem], SEED)
+    install(run, monkeypatch)
+    config, cta, down = run.config, run.cta(0), not mode.dq_in_main and "causal" in problem
+    place, order = main_setup.first_tile(config, cta), []
+    for _ in run.tiles:
+        order.append(place)
+        place = main_setup.next_tile(config, cta, *place)
+    assert order == (sorted(run.tiles, key=lambda tile: (-tile[0], tile[1])) if down else run.tiles)
+
+
 @pytest.mark.parametrize("freed", ["q_empty", "do_empty", "ds_empty"])
 @pytest.mark.parametrize("more", [-1, 1])
 @pytest.mark.parametrize("row", [TABLE[2], TABLE[4]], ids=lambda row: f"{row.headdim_qk}x{row.headdim_v}x{row.tile_n}")
