@@ -10,6 +10,12 @@ REAL_STDERR: pytest.StashKey[int] = pytest.StashKey()
 
 def pytest_addoption(parser):
     parser.addoption("--verification-report", metavar="FILE", help="write a Markdown summary of tests/gpu to FILE")
+    parser.addoption(
+        "--warm",
+        metavar="TARGET",
+        help="compile what the chosen tests of tests/gpu need for sm_120, sm_121 or sm_90 into the kernel store, run "
+        "nothing; needs no GPU",
+    )
 
 
 def pytest_configure(config):

@@ -44,15 +44,19 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish(session):
     """Compile what the selected cases need, all at once; one after the other takes seconds each."""
-    if session.config.stash.get(_SKIPPED, "") is not None or session.config.option.collectonly:
+    named = session.config.getoption("--warm")
+    if session.config.option.collectonly or (not named and session.config.stash.get(_SKIPPED, "") is not None):
         return
-    from .precompile import keys_of, precompile, usable_target
+    from .precompile import fill_store, keys_of, precompile, usable_target
 
     cases = []
     for item in _mine(session.items):
         parameters = getattr(item, "callspec", None)
         given = parameters.params.values() if parameters else ()
         cases += [value for value in given if isinstance(value, Case) and not unserved(value)]
+    if named:
+        said, failed = fill_store(cases, named)
+        pytest.exit(said, returncode=1 if failed else 0)
     resolved = usable_target()
     precompile(keys_of(cases, resolved), resolved)
 

@@ -1,11 +1,16 @@
-"""Compile many chains at once, in processes beside this one; they meet in cudnn-frontend's cache on disk."""
+"""Compile many chains at once, in processes beside this one; they meet in cudnn-frontend's cache on disk.
+
+Or, where there is no GPU, in the store of `ahead_of_time`, for a machine that has one and whose time is dear.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 from cudnn_frost_sm120 import target
 from cudnn_frost_sm120.heuristics import ranked_knobs
@@ -37,6 +42,23 @@ def precompile(keys: list[ChainKey], resolved: Target) -> None:
     with ProcessPoolExecutor(min(WORKERS, len(keys)), mp_context=spawn) as pool:
         for future in [pool.submit(_compile, key, resolved) for key in keys]:
             future.exception()
+
+
+def fill_store(cases: Iterable[Case], name: str, every_lane: bool = False) -> tuple[str, int]:
+    """(What was done, how many chains did not compile): the chains of the cases for a named target, into the store.
+
+    `every_lane`: also the builds that race checkers get.
+    """
+    from cudnn_frost_sm120.ahead_of_time import store_path
+    from cudnn_frost_sm120.warm import compile_all
+
+    named = target.named(name)
+    keys = keys_of(cases, named)
+    if every_lane:
+        keys += [replace(key, every_lane_arrives=True) for key in keys]
+    failed = compile_all(keys, named, os.cpu_count() or 1, progress=sys.stderr.isatty())
+    why = "".join(f"\n{key.name}: {reason}" for key, reason in failed.items())
+    return f"{len(keys) - len(failed)} of {len(keys)} chains for {name} are in {store_path()}{why}", len(failed)
 
 
 def _compile(key: ChainKey, resolved: Target) -> None:

@@ -3,6 +3,7 @@
     python -m tests.gpu.sanitize                                  # all tools, all features
     python -m tests.gpu.sanitize --tools racecheck --features lengths
     python -m tests.gpu.sanitize --append docs/verification.md
+    python -m tests.gpu.sanitize --warm sm_90                     # compile ahead, where there is no GPU
 
 Kernels are compiled first, without a sanitizer, into cudnn-frontend's cache on disk. Every tool then runs one process
 for all features; its report is split at the marks that the process prints between them. racecheck gets builds in which
@@ -145,6 +146,9 @@ def main() -> int:
     parser.add_argument("--features", nargs="+", help="features by name, or parts of names")
     parser.add_argument("--append", type=Path, metavar="FILE", help="append a Markdown table to FILE")
     parser.add_argument("--logs", type=Path, default=Path("build/sanitize"), help="folder for the tools' full reports")
+    parser.add_argument(
+        "--warm", metavar="TARGET", help="compile what all this needs into the kernel store; no GPU needed"
+    )
     parser.add_argument("--child", metavar="TOOL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = [n for n in cases() if not options.features or any(part in n for part in options.features)]
@@ -152,8 +156,12 @@ def main() -> int:
         run_features(names, dirty=options.child != "initcheck", every_lane=options.child == "racecheck")
         return 0
 
-    from .precompile import keys_of, precompile, usable_target
+    from .precompile import fill_store, keys_of, precompile, usable_target
 
+    if options.warm:
+        said, failed = fill_store([cases()[name] for name in names], options.warm, every_lane=True)
+        print(said)
+        return 1 if failed else 0
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")

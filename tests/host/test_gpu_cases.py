@@ -4,11 +4,15 @@ where they can be run."""
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from cudnn_frost_sm120.admission import decline_reason
+from cudnn_frost_sm120.ahead_of_time import KERNELS_ENV
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import make_plan
@@ -51,3 +55,20 @@ def test_reruns_cover_every_deterministic_route() -> None:
 
 def test_there_are_cases() -> None:
     assert sum(len(cases_of(module)) for module in GPU_TESTS) > 500
+
+
+@pytest.mark.compile
+def test_kernels_of_the_gpu_tests_are_compiled_ahead(tmp_path: Path) -> None:
+    """Where there is no GPU, so that one whose time is dear only runs them."""
+    chosen = "tests/gpu/test_features.py::test_a_scale_passed_by_value"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--warm", "sm_90", chosen],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, KERNELS_ENV: str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = len(list(tmp_path.glob("*/entry.json")))
+    assert stored > 0
+    assert f"{stored} of {stored} chains for sm_90" in done.stdout + done.stderr
