@@ -20,12 +20,13 @@ from typing import Any
 from . import ahead_of_time, configurations
 from . import target as targets
 from .plan import ChainKey, make_plan
+from .support import TARGETS
 from .target import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     configurations.add_arguments(parser)
-    parser.add_argument("--target", required=True, choices=("sm_120", "sm_121", "sm_90"), help="what to compile for")
+    parser.add_argument("--target", required=True, choices=TARGETS, help="what to compile for")
     parser.add_argument("--first", action="store_true", help="only the plan that ranks first, not every plan offered")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiles at a time")
     parser.add_argument("--output", type=Path, help=f"the store; by default ${ahead_of_time.KERNELS_ENV}")

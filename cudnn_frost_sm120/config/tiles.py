@@ -19,8 +19,8 @@ class TileConfig:
     `tile_m` query rows and `tile_n = 64 * key_blocks` key rows per tile; a warp owns `16 * key_blocks` key rows.
     `dq`: which warps compute dQ. `dq_interleaved`: a warp's dQ columns are 16-column steps dealt in turn instead of one
     contiguous block (one K base address, fewer registers). `k_in_registers`: K fragments of the scores are read once
-    per key tile, else once per query tile (fewer registers, more loads). `ds_ahead`: dS for `dq_gemm`
-    is stored ahead of dK's product, else behind it.
+    per key tile, else once per query tile (fewer registers, more loads). `ds_ahead`: dS for dq_gemm is stored ahead of
+    dK's product, else behind it.
     """
 
     headdim_qk: int

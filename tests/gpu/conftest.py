@@ -47,6 +47,8 @@ def pytest_collection_finish(session):
     named = session.config.getoption("--warm")
     if session.config.option.collectonly or (not named and session.config.stash.get(_SKIPPED, "") is not None):
         return
+    from cudnn_frost_sm120 import target
+
     from .precompile import fill_store, keys_of, precompile, usable_target
 
     cases = []
@@ -54,11 +56,12 @@ def pytest_collection_finish(session):
         parameters = getattr(item, "callspec", None)
         given = parameters.params.values() if parameters else ()
         cases += [value for value in given if isinstance(value, Case) and not unserved(value)]
+    resolved = target.named(named) if named else usable_target()
+    keys = keys_of(cases, resolved)
     if named:
-        said, failed = fill_store(cases, named)
+        said, failed = fill_store(keys, resolved)
         pytest.exit(said, returncode=1 if failed else 0)
-    resolved = usable_target()
-    precompile(keys_of(cases, resolved), resolved)
+    precompile(keys, resolved)
 
 
 @pytest.fixture(autouse=True)

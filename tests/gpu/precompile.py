@@ -22,8 +22,11 @@ from .cases import Case, facts_of
 WORKERS = max(1, min(16, (os.cpu_count() or 2) - 1))
 
 
-def keys_of(cases: Iterable[Case], resolved: Target) -> list[ChainKey]:
-    """The chains that these cases run, each once. A case that cannot be planned has none; its test will say so."""
+def keys_of(cases: Iterable[Case], resolved: Target, every_lane: bool = False) -> list[ChainKey]:
+    """The chains that these cases run, each once. A case that cannot be planned has none; its test will say so.
+
+    `every_lane`: with the builds that race checkers get.
+    """
     keys: dict[ChainKey, None] = {}
     for case in cases:
         facts = facts_of(case)
@@ -31,7 +34,7 @@ def keys_of(cases: Iterable[Case], resolved: Target) -> list[ChainKey]:
             keys |= dict.fromkeys(make_plan(facts, knobs, resolved).key for knobs in ranked_knobs(facts, resolved))
         except NotImplementedError:
             continue
-    return list(keys)
+    return [*keys, *(replace(key, every_lane_arrives=True) for key in keys if every_lane)]
 
 
 def precompile(keys: list[ChainKey], resolved: Target) -> None:
@@ -44,21 +47,14 @@ def precompile(keys: list[ChainKey], resolved: Target) -> None:
             future.exception()
 
 
-def fill_store(cases: Iterable[Case], name: str, every_lane: bool = False) -> tuple[str, int]:
-    """(What was done, how many chains did not compile): the chains of the cases for a named target, into the store.
-
-    `every_lane`: also the builds that race checkers get.
-    """
+def fill_store(keys: list[ChainKey], named: Target) -> tuple[str, int]:
+    """Compile for a named target into the store: (what was done, how many chains did not compile)."""
     from cudnn_frost_sm120.ahead_of_time import store_path
     from cudnn_frost_sm120.warm import compile_all
 
-    named = target.named(name)
-    keys = keys_of(cases, named)
-    if every_lane:
-        keys += [replace(key, every_lane_arrives=True) for key in keys]
     failed = compile_all(keys, named, os.cpu_count() or 1, progress=sys.stderr.isatty())
     why = "".join(f"\n{key.name}: {reason}" for key, reason in failed.items())
-    return f"{len(keys) - len(failed)} of {len(keys)} chains for {name} are in {store_path()}{why}", len(failed)
+    return f"{len(keys) - len(failed)} of {len(keys)} chains for {named.name} are in {store_path()}{why}", len(failed)
 
 
 def _compile(key: ChainKey, resolved: Target) -> None:

@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("CUDNN_FRONTEND_ENABLE_FROST_ENGINES", "1")
@@ -156,10 +155,14 @@ def main() -> int:
         run_features(names, dirty=options.child != "initcheck", every_lane=options.child == "racecheck")
         return 0
 
+    from cudnn_frost_sm120 import target
+
     from .precompile import fill_store, keys_of, precompile, usable_target
 
+    chosen = [cases()[name] for name in names]
     if options.warm:
-        said, failed = fill_store([cases()[name] for name in names], options.warm, every_lane=True)
+        resolved = target.named(options.warm)
+        said, failed = fill_store(keys_of(chosen, resolved, every_lane=True), resolved)
         print(said)
         return 1 if failed else 0
     tool = shutil.which("compute-sanitizer")
@@ -171,8 +174,7 @@ def main() -> int:
     except NotImplementedError as error:
         print(f"nothing to do: {error}")
         return 2
-    keys = keys_of([cases()[name] for name in names], resolved)
-    precompile([*keys, *(replace(key, every_lane_arrives=True) for key in keys)], resolved)
+    precompile(keys_of(chosen, resolved, every_lane=True), resolved)
     options.logs.mkdir(parents=True, exist_ok=True)
     counts: dict[tuple[str, str], str] = {}
     complaints: list[str] = []

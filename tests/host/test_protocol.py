@@ -64,7 +64,8 @@ def test_the_order_of_a_walk(mode, problem, monkeypatch):
     """Head by head and up; under a causal mask alone, with dQ left out, down and each tile for all heads."""
     run = simulation(TABLE[-1], mode, PROBLEMS[problem], SEED)
     install(run, monkeypatch)
-    config, cta, down = run.config, run.cta(0), not mode.dq_in_main and "causal" in problem
+    config, cta = run.config, run.cta(0)
+    down = not mode.dq_in_main and PROBLEMS[problem]["right"] is not None and PROBLEMS[problem]["left"] is None
     place, order = main_setup.first_tile(config, cta), []
     for _ in run.tiles:
         order.append(place)
