@@ -65,12 +65,12 @@ def decline_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs | None = Non
 def _knobs_reason(facts: BwdFacts, target: Target, knobs: BwdKnobs) -> str | None:
     """A way to sum dQ has to be offered here; of tiles and heads, any that a kernel has are served, offered or not,
     since a record may come from a GPU that ranks otherwise."""
-    from .heuristics import ranked_knobs
+    from .heuristics import offered_modes, ranked_knobs
     from .plan import make_plan
 
-    offered = ranked_knobs(facts, target)
-    if knobs.reduction_mode not in {choice.reduction_mode for choice in offered}:
-        return f"knobs {knobs} are not offered for this graph; it has {'; '.join(map(str, offered))} [knobs]"
+    if knobs.reduction_mode not in offered_modes(facts, target):
+        offered = "; ".join(map(str, ranked_knobs(facts, target)))
+        return f"knobs {knobs} are not offered for this graph; it has {offered} [knobs]"
     try:
         make_plan(facts, knobs, target)
     except NotImplementedError as error:

@@ -1,6 +1,7 @@
 """The few CUDA driver calls that the hot path makes itself, by ctypes: a call costs well under a microsecond.
 
-Each releases the GIL while it is in the driver. ``available()`` is False where there is no driver library.
+Each that enqueues, records or frees releases the GIL while it is in the driver. ``available()`` is False where there
+is no driver library.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -20,15 +21,26 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 @lru_cache(maxsize=1)
 def _library() -> Any:
     """libcuda, or None."""
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        library.cuCtxGetDevice.argtypes = (c_void_p,)
+    library = _opened(ctypes.CDLL)
+    if library is not None:
         library.cuGraphLaunch.argtypes = (c_void_p, c_void_p)
+    return library
+
+
+@lru_cache(maxsize=1)
+def _queries() -> Any:
+    """libcuda for the calls that only read a value: they keep the GIL, which takes longer to give up and win back."""
+    library = _opened(ctypes.PyDLL)
+    if library is not None:
+        library.cuCtxGetDevice.argtypes = (c_void_p,)
         library.cuStreamIsCapturing.argtypes = (c_void_p, c_void_p)
-        return library
+    return library
+
+
+def _opened(kind: Callable[[str], Any]) -> Any:
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            return kind(name)
     return None
 
 
@@ -49,15 +61,16 @@ def available() -> bool:
 
 def current_device() -> int | None:
     """Ordinal of the calling thread's context; None where there is no driver or no context."""
-    library = _library()
-    if library is None or library.cuCtxGetDevice(_ANSWER.address):
+    queries, answer = _queries(), _ANSWER
+    if queries is None or queries.cuCtxGetDevice(answer.address):
         return None
-    return _ANSWER.held.value
+    return answer.held.value
 
 
 def is_capturing(stream: int) -> bool:
     """Whether work on ``stream`` is being captured into a CUDA graph now, or is refused because of a capture."""
-    return bool(_library().cuStreamIsCapturing(stream, _ANSWER.address) or _ANSWER.held.value)
+    answer = _ANSWER
+    return bool(_queries().cuStreamIsCapturing(stream, answer.address) or answer.held.value)
 
 
 def launch_graph(executable: int, stream: int) -> None:

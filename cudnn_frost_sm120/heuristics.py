@@ -6,6 +6,8 @@ whole group is always offered. What the relay's waiting costs, and where stored 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .config.tiles import TileConfig, configs_for
 from .cost import chain_seconds
 from .facts import BwdFacts, effective_bounds
@@ -36,15 +38,19 @@ DS_STORE_TIE = 1.01
 """Elsewhere: a tie goes to a route that needs less memory than stored dS."""
 
 
+def offered_modes(facts: BwdFacts, target: Target) -> tuple[ReductionMode, ...]:
+    """The ways to sum dQ that ``facts`` may choose from."""
+    adding = ReductionMode.RELAY if facts.deterministic else ReductionMode.ATOMIC
+    fits = ds_region_bytes(facts, 1) <= target.ds_budget
+    return (adding, ReductionMode.RECOMPUTE, *([ReductionMode.DS_STORE] if fits else []))
+
+
+@lru_cache(maxsize=64)  # planning one graph asks several times
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     """Complete assignments for ``facts``, best first; empty only where admission declines the head dims."""
-    adding = ReductionMode.RELAY if facts.deterministic else ReductionMode.ATOMIC
-    modes = [adding, ReductionMode.RECOMPUTE]
-    if ds_region_bytes(facts, 1) <= target.ds_budget:
-        modes.append(ReductionMode.DS_STORE)
     ranked: list[tuple[float, BwdKnobs]] = []
     for tile in configs_for(facts.headdim_qk, facts.headdim_v):
-        for mode in modes:
+        for mode in offered_modes(facts, target):
             walks = [knobs_of(tile, heads, mode) for heads in _walks(facts, target, mode)]
             timed = [(_seconds(facts, tile, target, knobs), knobs) for knobs in walks]
             best = min(timed, key=lambda entry: entry[0])  # the longest walk of equals

@@ -72,9 +72,9 @@ class MainConfig:
         """A CTA walks the query tiles from the last one down, each for all heads of the group, else up, head by head.
 
         With a right bound alone, the last tile is where all CTAs of a head can start, and they then read the same tiles
-        at about the same time. With dQ in the loop they walk up, as the relay's turns do.
+        at about the same time. In the relay they walk up, as its turns do.
         """
-        return not self.dq_in_main and self.mask.right and not self.mask.left
+        return not self.relay and self.mask.right and not self.mask.left
 
     @property
     def smem(self) -> SmemLayout:

@@ -5,6 +5,7 @@ There is no device here, so the variant pack is a stand-in with the native pack'
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,12 @@ class Buffer:
 class Native:
     def __init__(self, buffers: list[Buffer]) -> None:
         self._buffers = buffers
+
+    @property
+    def address(self) -> int:
+        pointers = (ctypes.c_void_p * len(self._buffers))(*(buffer.address for buffer in self._buffers))
+        self._pointers = pointers  # kept alive
+        return ctypes.addressof(pointers)
 
     def pointer(self, slot: int) -> int:
         return self._buffers[slot].address or 0
@@ -167,6 +174,18 @@ def test_another_operand_order(run: Run) -> None:
     run.pack.native = Native(list(run.buffers.values())[::-1])
     run.execute()
     assert run.launches[0] == run.launches[1]
+
+
+def test_the_same_addresses_for_other_operands(run: Run) -> None:
+    run.execute()
+    names = list(run.buffers)
+    uids, q, dq = list(run.uids), names.index("q"), names.index("dq")
+    uids[q], uids[dq] = uids[dq], uids[q]
+    run.pack.uids = tuple(uids)
+    run.pack.index_of_uid = {uid: slot for slot, uid in enumerate(uids)}
+    run.execute()
+    first, second = run.launches[0][0], run.launches[1][0]
+    assert (second["q"], second["dq"]) == (first["dq"], first["q"]) != (first["q"], first["dq"])
 
 
 def test_bare_addresses_are_taken_at_their_word(run: Run) -> None:

@@ -61,11 +61,13 @@ def test_every_tile_is_summed_once(row, mode, problem, monkeypatch):
 @pytest.mark.parametrize("mode", ReductionMode, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_order_of_a_walk(mode, problem, monkeypatch):
-    """Head by head and up; under a causal mask alone, with dQ left out, down and each tile for all heads."""
+    """Head by head and up; under a causal mask alone, but for the relay, down and each tile for all heads."""
     run = simulation(TABLE[-1], mode, PROBLEMS[problem], SEED)
     install(run, monkeypatch)
     config, cta = run.config, run.cta(0)
-    down = not mode.dq_in_main and PROBLEMS[problem]["right"] is not None and PROBLEMS[problem]["left"] is None
+    down = (
+        mode is not ReductionMode.RELAY and PROBLEMS[problem]["right"] is not None and PROBLEMS[problem]["left"] is None
+    )
     place, order = main_setup.first_tile(config, cta), []
     for _ in run.tiles:
         order.append(place)
