@@ -149,41 +149,20 @@ def _declining(reason: str) -> Callable[[], Candidate]:
     return build
 
 
-def _planned_graph(problem: Problem) -> tuple[Any, dict[Any, Any]]:
+def _planned_graph(problem: Problem) -> tuple[Any, dict[Any, torch.Tensor]]:
+    """The graph of the cell, planned, and the problem's tensors by those of the graph."""
     import cudnn
 
-    from .. import register
+    from .. import configurations, graph_json, register
 
     register()
-    cell, tensors = problem.cell, problem.tensors
-    bf16, fp32 = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
-    graph = cudnn.pygraph(io_data_type=bf16, intermediate_data_type=fp32, compute_data_type=fp32)
-    names = {"q": "q", "k": "k", "v": "v", "o": "o", "do": "dO", "stats": "stats"}
-    names |= {"sink": "sink_token", "dsink": "dSink_token"} if cell.sink else {}
-    ports = {
-        name: graph.tensor(
-            name=name,
-            dim=list(tensors[name].shape),
-            stride=list(tensors[name].stride()),
-            data_type=bf16 if tensors[name].dtype is torch.bfloat16 else fp32,
-        )
-        for name in names
-    }
-    attributes: dict[str, Any] = {"use_deterministic_algorithm": cell.deterministic, "use_causal_mask": cell.causal}
-    if cell.window is not None:
-        attributes["sliding_window_length"] = cell.window
-    operands = {names[name]: port for name, port in ports.items()}
-    gradients = graph.sdpa_backward(**operands, attn_scale=cell.scale, **attributes)
-    for name, port in zip(("dq", "dk", "dv"), gradients, strict=True):
-        tensor = tensors[name]
-        port.set_output(True).set_dim(list(tensor.shape)).set_stride(list(tensor.stride())).set_data_type(bf16)
-        ports[name] = port
-    if cell.sink:
-        ports["dsink"].set_output(True)
+    graph = graph_json.from_dict(configurations.describe(problem.cell, "bf16"))
+    (node,) = graph.nodes
+    buffers = {port: problem.tensors[port.name] for port in (*node.inputs.values(), *node.outputs.values())}
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    return graph, {port: tensors[name] for name, port in ports.items()}
+    return graph, buffers
 
 
 def _handle() -> Any:
