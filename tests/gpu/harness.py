@@ -41,7 +41,8 @@ def allocate(record: TensorFacts, device: str, fill: float) -> torch.Tensor:
     stepped = [(extent - 1) * stride for extent, stride in zip(record.dim, record.stride, strict=True) if extent > 1]
     count = sum(stepped) + 1 + 2 * GUARD
     storage = torch.full((count,), fill, dtype=TORCH_DTYPE[record.dtype], device=device)
-    return storage.as_strided(record.dim, record.stride, GUARD)
+    # No torch tensor has a negative stride; one of a dim of size 1 means nothing, and is served.
+    return storage.as_strided(record.dim, [max(stride, 0) for stride in record.stride], GUARD)
 
 
 def storage_of(view: torch.Tensor) -> torch.Tensor:

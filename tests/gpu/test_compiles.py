@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cudnn_frost_sm120.ahead_of_time import KERNELS_ENV
 from cudnn_frost_sm120.knobs import ReductionMode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_fifty_lengths_compile_once_per_machine(tmp_path):
     """50 lengths (batches and heads too) in one process: one compile of each route taken; a second process: none"""
-    environment = {**os.environ, "CUDNN_FRONTEND_COMPILED_CACHE": str(tmp_path)}
+    environment = {**os.environ, "CUDNN_FRONTEND_COMPILED_CACHE": str(tmp_path / "cache")}
+    environment[KERNELS_ENV] = str(tmp_path / "kernels")  # a store that is full would leave nothing to compile
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     counts = []
     for _ in range(2):

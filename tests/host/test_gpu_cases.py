@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def test_reruns_cover_every_deterministic_route() -> None:
     for case in DETERMINISTIC:
         offered = {knobs.reduction_mode for knobs in ranked_knobs(facts_of(case), STAND_IN)}
         assert offered == set(ReductionMode) - {ReductionMode.ATOMIC}, case
+
+
+def test_a_negative_stride_of_a_dim_of_size_1_can_be_allocated() -> None:
+    """Seed 20195 of the fuzzer: q with one row, and rows reversed, is served."""
+    torch = pytest.importorskip("torch")
+    from tests.gpu.harness import GUARD, allocate
+
+    facts = facts_of(Case(64, seqlen_q=1, seqlen_k=8))
+    q = replace(facts.q, stride=(*facts.q.stride[:2], -64, 1))
+    assert decline_reason(replace(facts, q=q), STAND_IN) is None
+    view = allocate(q, "cpu", 1.0)
+    assert (tuple(view.shape), view.storage_offset()) == (q.dim, GUARD)
+    assert bool((view == 1).all())
+    assert view.dtype is torch.bfloat16
 
 
 def test_there_are_cases() -> None:
