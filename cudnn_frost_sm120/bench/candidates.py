@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
+from .. import graph_json
 from .. import target as targets
 from ..heuristics import ranked_knobs
 from ..knobs import PUBLIC_NAMES, BwdKnobs, ReductionMode
 from ..plan import BwdPlan, make_plan
 from ..register import ENGINE_NAME
 from ..target import Target
+from .cell_graph import describe
 from .problem import Problem
 from .result import ATOMIC, OURS, THROTTLED
 
@@ -153,10 +155,10 @@ def _planned_graph(problem: Problem) -> tuple[Any, dict[Any, torch.Tensor]]:
     """The graph of the cell, planned, and the problem's tensors by those of the graph."""
     import cudnn
 
-    from .. import configurations, graph_json, register
+    from .. import register
 
     register()
-    graph = graph_json.from_dict(configurations.describe(problem.cell, "bf16"))
+    graph = graph_json.from_dict(describe(problem.cell, "bf16"))
     (node,) = graph.nodes
     buffers = {port: problem.tensors[port.name] for port in (*node.inputs.values(), *node.outputs.values())}
     graph.validate()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_frost_sm120 import configurations, graph_json
+from cudnn_frost_sm120 import graph_json
+from cudnn_frost_sm120.bench.cell_graph import describe
 from cudnn_frost_sm120.bench.cells import GRIDS, Cell
 from cudnn_frost_sm120.facts import BwdFacts, facts_from_graph
 
@@ -27,9 +28,9 @@ def without_uids(facts: BwdFacts) -> BwdFacts:
 @pytest.mark.parametrize("name", list(CELLS))
 def test_a_cell_as_a_graph(name: str) -> None:
     cell = CELLS[name]
-    graph = graph_json.from_dict(configurations.describe(cell, "bf16"))
+    graph = graph_json.from_dict(describe(cell, "bf16"))
     assert without_uids(facts_from_graph(graph)) == cell.facts()
-    half = facts_from_graph(graph_json.from_dict(configurations.describe(cell, "fp16")))
+    half = facts_from_graph(graph_json.from_dict(describe(cell, "fp16")))
     assert {tensor.dtype for tensor in half.io()} == {"fp16"}
     assert half.stats.dtype == "fp32"
 
@@ -37,4 +38,4 @@ def test_a_cell_as_a_graph(name: str) -> None:
 def test_every_grid_is_described() -> None:
     for cells in GRIDS.values():
         for cell in cells:
-            assert configurations.describe(cell, "bf16")["node"]["op"] == "sdpa_backward"
+            assert describe(cell, "bf16")["node"]["op"] == "sdpa_backward"
