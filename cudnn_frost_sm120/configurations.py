@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import graph_json
-from .bench.cell_graph import DTYPES, describe
+from .bench.cell_graph import DTYPES, graph_of
 from .bench.cells import GRIDS
 
 
@@ -26,4 +26,4 @@ def graphs_of(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
         yield Path(file).name, graph_json.load(file)
     for cell in GRIDS[options.grid] if options.grid else ():
         for dtype in options.dtype:
-            yield f"{cell.name} {dtype}", graph_json.from_dict(describe(cell, dtype))
+            yield f"{cell.name} {dtype}", graph_of(cell, dtype)

@@ -49,8 +49,9 @@ def offered_modes(facts: BwdFacts, target: Target) -> tuple[ReductionMode, ...]:
 def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
     """Complete assignments for ``facts``, best first; empty only where admission declines the head dims."""
     ranked: list[tuple[float, BwdKnobs]] = []
+    modes = offered_modes(facts, target)
     for tile in configs_for(facts.headdim_qk, facts.headdim_v):
-        for mode in offered_modes(facts, target):
+        for mode in modes:
             walks = [knobs_of(tile, heads, mode) for heads in _walks(facts, target, mode)]
             timed = [(_seconds(facts, tile, target, knobs), knobs) for knobs in walks]
             best = min(timed, key=lambda entry: entry[0])  # the longest walk of equals

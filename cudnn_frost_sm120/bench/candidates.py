@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from .. import graph_json
 from .. import target as targets
 from ..heuristics import ranked_knobs
 from ..knobs import PUBLIC_NAMES, BwdKnobs, ReductionMode
 from ..plan import BwdPlan, make_plan
 from ..register import ENGINE_NAME
 from ..target import Target
-from .cell_graph import describe
+from .cell_graph import graph_of
 from .problem import Problem
 from .result import ATOMIC, OURS, THROTTLED
 
@@ -158,7 +157,7 @@ def _planned_graph(problem: Problem) -> tuple[Any, dict[Any, torch.Tensor]]:
     from .. import register
 
     register()
-    graph = graph_json.from_dict(describe(problem.cell, "bf16"))
+    graph = graph_of(problem.cell, "bf16")
     (node,) = graph.nodes
     buffers = {port: problem.tensors[port.name] for port in (*node.inputs.values(), *node.outputs.values())}
     graph.validate()

@@ -10,6 +10,11 @@ from .cells import Cell
 DTYPES = {"bf16": "BFLOAT16", "fp16": "HALF"}
 
 
+def graph_of(cell: Cell, dtype: str) -> Any:
+    """The cell as a ``cudnn.pygraph``, not yet planned; its tensors are named as in the facts."""
+    return graph_json.from_dict(describe(cell, dtype))
+
+
 def describe(cell: Cell, dtype: str) -> dict[str, Any]:
     """The cell as graph_json describes a graph."""
     facts = cell.facts()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_frost_sm120 import graph_json
-from cudnn_frost_sm120.bench.cell_graph import describe
+from cudnn_frost_sm120.bench.cell_graph import describe, graph_of
 from cudnn_frost_sm120.bench.cells import GRIDS, Cell
 from cudnn_frost_sm120.facts import BwdFacts, facts_from_graph
 
@@ -28,9 +27,9 @@ def without_uids(facts: BwdFacts) -> BwdFacts:
 @pytest.mark.parametrize("name", list(CELLS))
 def test_a_cell_as_a_graph(name: str) -> None:
     cell = CELLS[name]
-    graph = graph_json.from_dict(describe(cell, "bf16"))
+    graph = graph_of(cell, "bf16")
     assert without_uids(facts_from_graph(graph)) == cell.facts()
-    half = facts_from_graph(graph_json.from_dict(describe(cell, "fp16")))
+    half = facts_from_graph(graph_of(cell, "fp16"))
     assert {tensor.dtype for tensor in half.io()} == {"fp16"}
     assert half.stats.dtype == "fp32"
 

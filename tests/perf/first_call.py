@@ -46,11 +46,10 @@ print(json.dumps({"times": times, "modules": modules, "cache": compiled_cache.st
 
 def planned(length: int):
     """A planned graph of B 2, H 8/2, D 128, causal, S as given."""
-    from cudnn_frost_sm120 import graph_json
-    from cudnn_frost_sm120.bench.cell_graph import describe
+    from cudnn_frost_sm120.bench.cell_graph import graph_of
     from cudnn_frost_sm120.bench.cells import Cell
 
-    graph = graph_json.from_dict(describe(Cell(128, 128, 2, 8, 2, length), "bf16"))
+    graph = graph_of(Cell(128, 128, 2, 8, 2, length), "bf16")
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans()

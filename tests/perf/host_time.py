@@ -45,13 +45,14 @@ def candidates(deterministic: bool) -> dict[str, Call]:
     graph, buffers = harness.build_graph(problem)
     harness.plan_graph(graph)
     calls: dict[str, Call] = {}
-    for label, index in _first_plans(graph).items():
+    first_plans = _first_plans(graph)
+    for label, index in first_plans.items():
         print(f"{label}: {graph.get_plan_name_at_index(index)}")
         try:
             calls[f"{label}: graph.execute"] = _selected(problem, index)
         except Exception as error:  # a peer that is listed and then does not build must not end the measurement
             print(f"{label} is left out: {type(error).__name__}: {error}")
-    ours = _first_plans(graph)["ours"]
+    ours = first_plans["ours"]
     calls["ours: graph.execute_plan_at_index"] = _through_graph(graph, ours, buffers)
     plain, same_buffers = harness.build_graph(problem)
     harness.plan_graph(plain)
@@ -59,7 +60,7 @@ def candidates(deterministic: bool) -> dict[str, Call]:
     declared = plain._compiled_plans[ours]._declared
     declared._launcher.bind = declared._launcher.plain
     calls["ours: the same, launches not recorded"] = call
-    return calls | _lower_layers(problem, graph, buffers)
+    return calls | _lower_layers(problem, graph, buffers, ours)
 
 
 def _first_plans(graph) -> dict[str, int]:
@@ -81,31 +82,29 @@ def _selected(problem: harness.Problem, index: int) -> Call:
     graph, buffers = harness.build_graph(problem)
     harness.plan_graph(graph)
     graph.select_plan(index).build_plans()
-    workspace = torch.empty(max(graph.get_workspace_size(), 16), dtype=torch.uint8, device="cuda")
-
-    def call() -> None:
-        graph.execute(buffers, workspace)
-
-    call()
-    return call
+    return _on_a_workspace(graph.execute, graph.get_workspace_size(), buffers)
 
 
 def _through_graph(graph, index: int, buffers, **options) -> Call:
     graph.build_plan_at_index(index)
     size = graph.get_workspace_size_plan_at_index(index)
+    return _on_a_workspace(graph.execute_plan_at_index, size, buffers, index=index, **options)
+
+
+def _on_a_workspace(execute: Callable[..., None], size: int, buffers, **options) -> Call:
+    """`execute` on a workspace of so many bytes, called once already."""
     workspace = torch.empty(max(size, 16), dtype=torch.uint8, device="cuda")
 
     def call() -> None:
-        graph.execute_plan_at_index(buffers, workspace, index, **options)
+        execute(buffers, workspace, **options)
 
     call()
     return call
 
 
-def _lower_layers(problem: harness.Problem, graph, buffers) -> dict[str, Call]:
+def _lower_layers(problem: harness.Problem, graph, buffers, index: int) -> dict[str, Call]:
     import cudnn
 
-    index = _first_plans(graph)["ours"]
     handle = cudnn.create_handle()
     cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
     workspace = torch.empty(graph.get_workspace_size_plan_at_index(index), dtype=torch.uint8, device="cuda")
