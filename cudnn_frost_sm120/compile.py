@@ -1,8 +1,8 @@
-"""Compiling a chain: symbolic arguments, an in-process memo, and cudnn-frontend's persistent kernel cache.
+"""Compiling a chain: symbolic arguments, an in-process memo, the kernel store, and cudnn-frontend's compiled cache.
 
 Arguments are scalars whose values mean nothing at compile time, so one compile serves every shape, stride, scale and
-window width. The persistent cache is keyed by the environment (device, driver, versions), by `ChainKey`, and by a
-digest of this package's kernel sources: an edited kernel is a miss, never a stale hit.
+window width. What is on disk is keyed by versions, by `ChainKey`, and by a digest of this package's kernel sources: an
+edited kernel is a miss, never a stale hit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import ahead_of_time
+from . import frontend_cache, kernel_store
+from .kernel_store import KernelName
 from .log import logger
 from .plan import ChainKey
 from .target import Target
@@ -39,33 +40,60 @@ def compile_chain(key: ChainKey, target: Target) -> Callable[..., None]:
     Thread-safe; compiles at most once per (key, target) and process, and not at all where the disk has it. With no
     device the result can be inspected but not called.
     """
+    slot = (key, target.arch, target.device)
+    with _LOCK:
+        if slot not in _CHAINS:
+            chain = _stored(key, target)
+            _CHAINS[slot] = chain or _compiled(key, target)
+            if chain is None:
+                return _CHAINS[slot][1]  # which cudnn-frontend knows of
+        if not key.throttled:
+            frontend_cache.offer(kernel_name(key, target), target.device)
+        return _CHAINS[slot][1]
+
+
+def _stored(key: ChainKey, target: Target) -> tuple[Any, Callable[..., None]] | None:
+    """The chain from the store, without cutlass."""
+    from cudnn.frost import compiled_cache
+
+    if key.throttled or target.device is None or not compiled_cache.enabled():
+        return None
+    chain = kernel_store.load(kernel_name(key, target))
+    if chain is None:
+        return None
+    _LOG.info("%s for %s: loaded from the kernel store", key.name, target.arch)
+    return chain, chain
+
+
+def _compiled(key: ChainKey, target: Target) -> tuple[Any, Callable[..., None]]:
+    """The chain from cudnn-frontend's compiled cache, which compiles what it does not have."""
     from cudnn.frost import compiled_cache
     from cudnn.frost.device import build_device
 
     from .device.mma import throttled
 
-    cache_key, options = None if key.throttled else cache_key_of(key, target), compile_options(target)
-    slot = (key, target.arch, target.device)
-    with _LOCK:
-        if slot not in _CHAINS:
-            before = compiled_cache.stats()
-            with build_device(target.device), throttled(key.throttled):
-                if cache_key is not None:
-                    ahead_of_time.install(cache_key, key.name, options, target.device)
-                compiled = compiled_cache.compile_cached(
-                    build_chain(key), *fake_arguments(key), cache_key=cache_key, symbol=key.name, options=options
-                )
-            after = compiled_cache.stats()
-            compiles = sum(after[kind] - before[kind] for kind in ("misses", "bypassed"))
-            if compiles:
-                _COUNT[key.name] += compiles
-            _LOG.info("%s for %s: %s", key.name, target.arch, "compiled" if compiles else "loaded from the disk cache")
-            _CHAINS[slot] = (compiled, compiled_cache.positional_entry(compiled) or compiled)
-        return _CHAINS[slot][1]
+    name = kernel_name(key, target)
+    before = compiled_cache.stats()
+    with build_device(target.device), throttled(key.throttled):
+        if not key.throttled:
+            frontend_cache.install(name, target.device)
+        cache_key = None if key.throttled else name.key
+        compiled = compiled_cache.compile_cached(
+            build_chain(key), *fake_arguments(key), cache_key=cache_key, symbol=name.symbol, options=name.options
+        )
+    after = compiled_cache.stats()
+    compiles = sum(after[kind] - before[kind] for kind in ("misses", "bypassed"))
+    if compiles:
+        _COUNT[key.name] += compiles
+    _LOG.info("%s for %s: %s", key.name, target.arch, "compiled" if compiles else "loaded from the compiled cache")
+    frontend_cache.keep(compiled, name)
+    return compiled, compiled_cache.positional_entry(compiled) or compiled
 
 
-def cache_key_of(key: ChainKey, target: Target) -> str:
-    return f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}"
+def kernel_name(key: ChainKey, target: Target) -> KernelName:
+    """What caches know the chain by: everything that its code depends on, but for versions of packages."""
+    identity = f"cudnn_frost_sm120|{sources_digest()}|{key!r}|{target.arch}"
+    return KernelName(identity, key.name, compile_options(target))
 
 
 def compile_options(target: Target) -> str:

@@ -4,6 +4,7 @@ Terms, in seconds: visited tiles (device/block_range.py, on plain integers) at a
 beside them; the schedule of CTAs onto SMs, in launch order; bytes of the fp32 dQ accumulator, of dS, and of fp32
 partial sums, written and read; launches. The rates are those of one board for each target. On the stand-in they were
 fitted to 476 timings of plans of 64 problems at D64 and D128, S 512 to 16384, on an H200, 2026-11-30; 6 % is left.
+What splitting a group's heads costs was fitted to 556 timings of 74 problems with grouped heads, on the same day.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .config.roles import WARPS_PER_GROUP
 from .config.tiles import TileConfig, configs_for
 from .facts import BwdFacts, effective_bounds
 from .knobs import BwdKnobs, ReductionMode
-from .plan import slots_per_launch
+from .plan import head_group_of, slots_per_launch
 from .target import Target
 
 
@@ -56,7 +57,8 @@ _RATES = {
     ),
 }
 DS_WRITES = 1.5  # dS is written at this multiple of the rate that it is read at, as the main kernel hides some of it
-PART_PASSES = 3.5  # over their bytes: parts of dK and dV are written and read once, but read by few CTAs
+PART_PASSES = 1.3  # over their bytes: parts of dK and dV are written and read once, in part beside other work
+PART_SECONDS = 5e-6  # two launches, of few CTAs each
 CTA_SECONDS = 3.5e-6  # before its first tile and behind its last
 GEMM_CTA_SECONDS = 6.5e-6  # the same in dq_gemm
 LAUNCH_SECONDS = 1.3e-6
@@ -99,7 +101,7 @@ def chain_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdK
     mode = knobs.reduction_mode
     seconds = main_seconds(facts, tile, target, knobs)
     if mode is ReductionMode.RECOMPUTE:
-        return seconds + _recompute_seconds(facts, tile, target)
+        return seconds + _recompute_seconds(facts, tile, target, knobs)
     if mode is ReductionMode.DS_STORE:
         return seconds + _ds_seconds(facts, tile, target, knobs)
     accumulator = 4 * facts.batch * facts.heads_q * padded_queries(facts.seqlen_q) * tile.headdim_qk
@@ -121,10 +123,11 @@ def main_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKn
     narrow = rates.narrow if tile.key_blocks < widest_key_blocks(tile) else 1.0
     each = 2 * tile.tile_m * tile.tile_n * columns * narrow / rates.flops_per_sm
     ctas = [heads * each * n + CTA_SECONDS for n in tiles]
-    seconds = makespan(ctas, weight * per_launch, target.sm_count) * slots / per_launch
+    group = head_group_of(facts, knobs)
+    seconds = makespan(ctas, weight * per_launch, target.sm_count, group) * slots / per_launch
     if heads < facts.group:
         partial_bytes = 4 * slots * padded_keys(facts.seqlen_k) * (tile.headdim_qk + tile.headdim_v)
-        seconds += PART_PASSES * partial_bytes / bytes_per_second(target) + 2 * LAUNCH_SECONDS
+        seconds += PART_PASSES * partial_bytes / bytes_per_second(target) + PART_SECONDS
     return seconds
 
 
@@ -133,16 +136,16 @@ def widest_key_blocks(tile: TileConfig) -> int:
     return max(row.key_blocks for row in configs_for(tile.headdim_qk, tile.headdim_v))
 
 
-def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target) -> float:
+def _recompute_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs) -> float:
     """Time of the kernel that recomputes the scores for dQ: three GEMMs."""
     shape = recompute.recompute_tile(tile.headdim_qk, tile.headdim_v)
     tiles, weight = visited_tiles(facts, recompute.TILE_M, shape.tile_n, by_query=True)
     flops = 2 * recompute.TILE_M * shape.tile_n * (2 * tile.headdim_qk + tile.headdim_v)
     rates, shared = rates_of(target), shape.ctas_per_sm
     each = flops * rates.recompute * shared / rates.flops_per_sm
-    return makespan(
-        [each * n + CTA_SECONDS for n in tiles], weight * facts.batch * facts.heads_q, target.sm_count * shared
-    )
+    ctas = [each * n + CTA_SECONDS for n in tiles]
+    heads = weight * facts.batch * facts.heads_q
+    return makespan(ctas, heads, target.sm_count * shared, head_group_of(facts, knobs))
 
 
 def stored_scores(facts: BwdFacts, tile: TileConfig) -> int:
@@ -163,18 +166,23 @@ def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKno
     shared = gemm.ctas_per_sm(tile.headdim_qk)
     each = 2 * gemm.TILE_M * gemm.TILE_N * tile.headdim_qk * rates.gemm * shared / rates.flops_per_sm
     ctas = [each * n + GEMM_CTA_SECONDS for n in tiles]
-    multiply = makespan(ctas, weight * heads_at_once, target.sm_count * shared) * parts
+    group = head_group_of(facts, knobs)
+    multiply = makespan(ctas, weight * heads_at_once, target.sm_count * shared, group) * parts
     return read / DS_WRITES + max(read, multiply) + (2 * parts - 1) * LAUNCH_SECONDS
 
 
-def makespan(jobs: Sequence[float], repeats: float, workers: int) -> float:
-    """Time to run every job `repeats` times on the workers, jobs handed out in order as workers come free."""
+def makespan(jobs: Sequence[float], repeats: float, workers: int, group: int) -> float:
+    """Time to run every job `repeats` times on the workers, handed out as workers come free: `group` of each job, then
+    of the next, and so on (device/scheduler.py)."""
     if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
         return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
     if min(jobs) == max(jobs):
         return -(-round(len(jobs) * repeats) // workers) * jobs[0]
     free = [0.0] * workers
-    for job in jobs:
-        for _ in range(round(repeats)):
-            heapq.heapreplace(free, free[0] + job)
+    left = round(repeats)
+    while left > 0:
+        for job in jobs:
+            for _ in range(min(group, left)):
+                heapq.heapreplace(free, free[0] + job)
+        left -= group
     return max(free)

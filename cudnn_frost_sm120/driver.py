@@ -1,4 +1,4 @@
-"""The few CUDA driver calls that the hot path makes itself, by ctypes: a call costs well under a microsecond.
+"""The few CUDA driver calls that this package makes itself, by ctypes: a call costs well under a microsecond.
 
 Each that enqueues, records or frees releases the GIL while it is in the driver. ``available()`` is False where there
 is no driver library.
@@ -57,6 +57,14 @@ _ANSWER = _Answer()
 
 def available() -> bool:
     return _library() is not None
+
+
+def cuda_major() -> int | None:
+    """Of the newest CUDA that the driver takes; None where there is no driver."""
+    version = c_int()
+    if _library() is None or _library().cuDriverGetVersion(byref(version)):
+        return None
+    return version.value // 1000
 
 
 def current_device() -> int | None:

@@ -21,7 +21,6 @@ RELAY_SLOWDOWN = {32: 1.1, 64: 1.1, 128: 1.2, 192: 1.65, 256: 1.4}
 RELAY_WALK_SLOWDOWN = 1.75
 """The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
 DS_STORE_MEASURED = {
-    (64, 64, "full"): 0.96,
     (64, 64, "window"): 0.94,
     (128, 128, "full"): 0.95,
     (128, 128, "causal"): 0.95,

@@ -4,7 +4,7 @@
     python -m cudnn_frost_sm120 warm --target sm_120 GRAPH.json ...
 
 Lengths, batch, strides and scales are no part of a kernel: a graph stands for all of its kind. Where the kernels go,
-and how a later process takes them up, is in ahead_of_time.py.
+and how a later process takes them up, is in kernel_store.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from . import ahead_of_time, configurations
+from . import configurations, kernel_store
 from . import target as targets
 from .plan import ChainKey, make_plan
 from .support import TARGETS
@@ -29,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, choices=TARGETS, help="what to compile for")
     parser.add_argument("--first", action="store_true", help="only the plan that ranks first, not every plan offered")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiles at a time")
-    parser.add_argument("--output", type=Path, help=f"the store; by default ${ahead_of_time.KERNELS_ENV}")
+    parser.add_argument("--output", type=Path, help=f"the store; by default ${kernel_store.KERNELS_ENV}")
 
 
 def run(options: argparse.Namespace) -> int:
     """0 if all kernels are there now, 1 if a graph is not served or a compile failed, 2 if no graph was named."""
     os.environ[targets.TARGET_ENV] = options.target
     if options.output is not None:
-        os.environ[ahead_of_time.KERNELS_ENV] = str(options.output)
+        os.environ[kernel_store.KERNELS_ENV] = str(options.output)
     try:
         chains, declined = chains_of(options)
     except (OSError, ValueError) as error:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     failed = compile_all(chains, targets.named(options.target), options.jobs, progress=sys.stderr.isatty())
     for key, why in failed.items():
         print(f"{key.name}: {why}", file=sys.stderr)
-    print(f"{len(chains) - len(failed)} of {len(chains)} kernels for {options.target} in {ahead_of_time.store_path()}")
+    print(f"{len(chains) - len(failed)} of {len(chains)} kernels for {options.target} in {kernel_store.store_path()}")
     return 1 if failed or declined else 0
 
 
@@ -92,13 +92,14 @@ def compile_all(chains: list[ChainKey], target: Target, jobs: int, progress: boo
 
 def compile_one(key: ChainKey, target: Target) -> Any:
     """Compile a chain into the store, unless it is there; returns its entry."""
-    from .compile import build_chain, cache_key_of, compile_options, fake_arguments
+    from .compile import build_chain, fake_arguments, kernel_name
 
-    named = (cache_key_of(key, target), key.name, compile_options(target))
-    entry = ahead_of_time.entry_path(*named)
-    if entry.is_dir():
-        return entry
+    name = kernel_name(key, target)
+    found = kernel_store.present(name)
+    if found is not None:
+        return found
     import cutlass.cute as cute
 
-    compiled = cute.compile(build_chain(key), *fake_arguments(key), options=compile_options(target))
-    return ahead_of_time.export(compiled, *named)
+    compiled = cute.compile(build_chain(key), *fake_arguments(key), options=name.options)
+    arguments = compiled.execution_args.get_kwargs_wrapper_spec(()).arg_names
+    return kernel_store.put(name, arguments, lambda path: compiled.export_to_c(str(path), function_name=name.symbol))

@@ -77,10 +77,10 @@ def kernel_seconds(kernel: TiledKernel, facts: BwdFacts, gpu: Gpu, stalls: Stall
 def _schedule(
     facts: BwdFacts, rows: int, keys: int, by_query: bool, heads_per_cta: int, sms: int
 ) -> tuple[float, float]:
-    """(tiles, CTAs) of the SM that ends last."""
+    """(tiles, CTAs) of the SM that ends last, where all heads go through their tiles together."""
     visits, weight = visited_tiles(facts, rows, keys, by_query)
     slots = facts.batch * facts.heads_q // heads_per_cta
-    tiles = makespan([heads_per_cta * n for n in visits], weight * slots, sms)
+    tiles = makespan([heads_per_cta * n for n in visits], weight * slots, sms, group=slots)
     return tiles, max(1.0, len(visits) * weight * slots / sms)
 
 

@@ -1,6 +1,6 @@
 """Compile many chains at once, in processes beside this one; they meet in cudnn-frontend's cache on disk.
 
-Or, where there is no GPU, in the store of `ahead_of_time`, for a machine that has one and whose time is dear.
+Or, where there is no GPU, in the store of `kernel_store`, for a machine that has one and whose time is dear.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def precompile(keys: list[ChainKey], resolved: Target) -> None:
 
 def fill_store(keys: list[ChainKey], named: Target) -> tuple[str, int]:
     """Compile for a named target into the store: (what was done, how many chains did not compile)."""
-    from cudnn_frost_sm120.ahead_of_time import store_path
+    from cudnn_frost_sm120.kernel_store import store_path
     from cudnn_frost_sm120.warm import compile_all
 
     failed = compile_all(keys, named, os.cpu_count() or 1, progress=sys.stderr.isatty())

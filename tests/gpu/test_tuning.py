@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cudnn_frost_sm120
-from cudnn_frost_sm120 import ahead_of_time, compile, explain, target, tuning_file
+from cudnn_frost_sm120 import compile, explain, kernel_store, target, tuning_file
 
 from . import harness
 from .cases import CAUSAL, Case
@@ -52,7 +52,7 @@ def test_kernels_compiled_elsewhere(judge, tmp_path, monkeypatch):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*command, str(tmp_path / "graph.json")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    monkeypatch.setenv(ahead_of_time.KERNELS_ENV, str(tmp_path / "store"))
+    monkeypatch.setenv(kernel_store.KERNELS_ENV, str(tmp_path / "store"))
     monkeypatch.setattr(compile, "_CHAINS", {})
     compiled_cache.clear_memo()
     compiled_cache.set_cache_dir(tmp_path / "cache")
@@ -74,7 +74,7 @@ def _deserialized(problem, buffers, blob, tmp_path, monkeypatch, judge):
     import cudnn
     from cudnn.frost import compiled_cache
 
-    monkeypatch.setenv(ahead_of_time.KERNELS_ENV, str(tmp_path / "nothing"))
+    monkeypatch.setenv(kernel_store.KERNELS_ENV, str(tmp_path / "nothing"))
     monkeypatch.setattr(compile, "_CHAINS", {})
     compiled_cache.clear_memo()
     compiled_cache.set_cache_dir(tmp_path / "another cache")

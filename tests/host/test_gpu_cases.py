@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cudnn_frost_sm120.admission import decline_reason
-from cudnn_frost_sm120.ahead_of_time import KERNELS_ENV
 from cudnn_frost_sm120.heuristics import ranked_knobs
+from cudnn_frost_sm120.kernel_store import KERNELS_ENV
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.plan import make_plan
 from cudnn_frost_sm120.target import Target

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "cudnn_frost_sm120"
 HEAVY = ("torch", "cutlass", "tvm_ffi", "cuda")
 LIGHT = "_autoload register __init__ facts graph_facts graph_json knobs target admission support heuristics".split()
 LIGHT += "engine family validator explain __main__ plan workspace launch".split()
+LIGHT += "compile kernel_store shared_library frontend_cache".split()
 
 
 def imports(path: Path, *, top_level: bool) -> Iterator[str]:

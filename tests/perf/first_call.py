@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 STAGES = "import torch, import cudnn, import cudnn_frost_sm120, graph to plans, plans to built plan, first launch"
 CHILD = """
@@ -29,6 +30,7 @@ at = stage(at)
 import cudnn_frost_sm120
 at = stage(at)
 from tests.perf.first_call import planned, launched
+at = time.perf_counter()
 graph = planned(1000)
 at = stage(at)
 graph.select_plan(0).build_plans()
@@ -42,14 +44,38 @@ from cudnn.frost import compiled_cache
 modules = sorted({name.split(".")[0] for name in sys.modules} & {"cutlass", "tvm_ffi"})
 print(json.dumps({"times": times, "modules": modules, "cache": compiled_cache.stats()}))
 """
+LIBRARY_CHILD = """
+import json, time
+import torch, cudnn
+from tests.perf.first_call import planned
+start = time.perf_counter()
+planned(1000)
+print(json.dumps((time.perf_counter() - start) * 1e3))
+"""
+"""The same planning where cudnn-frontend has the cuDNN library alone to ask."""
+FROST_ENV = "CUDNN_FRONTEND_ENABLE_FROST_ENGINES"
 
 
 def planned(length: int):
-    """A planned graph of B 2, H 8/2, D 128, causal, S as given."""
-    from cudnn_frost_sm120.bench.cell_graph import graph_of
-    from cudnn_frost_sm120.bench.cells import Cell
+    """A planned graph of B 2, H 8/2, D 128, causal, S as given; made by cudnn-frontend alone."""
+    import cudnn
 
-    graph = graph_of(Cell(128, 128, 2, 8, 2, length), "bf16")
+    batch, heads_q, heads_k, headdim = 2, 8, 2, 128
+    graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, compute_data_type=cudnn.data_type.FLOAT)
+
+    def tensor(name: str, heads: int):
+        stride = [length * heads * headdim, headdim, heads * headdim, 1]
+        return graph.tensor(name=name, dim=[batch, heads, length, headdim], stride=stride)
+
+    q, o, do = (tensor(name, heads_q) for name in ("q", "o", "do"))
+    k, v = (tensor(name, heads_k) for name in ("k", "v"))
+    rows, row_stride = [batch, heads_q, length, 1], [heads_q * length, length, 1, 1]
+    stats = graph.tensor(name="stats", dim=rows, stride=row_stride, data_type=cudnn.data_type.FLOAT)
+    gradients = graph.sdpa_backward(
+        q=q, k=k, v=v, o=o, dO=do, stats=stats, attn_scale=headdim**-0.5, use_causal_mask=True
+    )
+    for gradient, like in zip(gradients, (q, k, v), strict=True):
+        gradient.set_output(True).set_dim(like.get_dim()).set_stride(like.get_stride())
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans()
@@ -98,10 +124,11 @@ def our_share(graph) -> float:
     return time.perf_counter() - start
 
 
-def new_processes(count: int) -> list[dict]:
+def new_processes(count: int, code: str, **environment: str) -> list[Any]:
     results = []
     for _ in range(count):
-        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
         results.append(json.loads(done.stdout.splitlines()[-1]))
     return results
 
@@ -112,7 +139,7 @@ def main() -> int:
     parser.add_argument("--shapes", type=int, default=40)
     parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args()
-    os.environ["CUDNN_FRONTEND_ENABLE_FROST_ENGINES"] = "1"
+    os.environ[FROST_ENV] = "1"
     if options.target:
         os.environ["CUDNN_FROST_SM120_TARGET"] = options.target
     import cudnn_frost_sm120
@@ -121,12 +148,15 @@ def main() -> int:
     print(f"a new shape in a warm process ({options.shapes} shapes)")
     for name, values in new_shapes(options.shapes).items():
         print(f"  {name:24} {statistics.median(values):9.2f}   worst {max(values):9.2f}")
-    results = new_processes(options.processes)
+    results = new_processes(options.processes, CHILD)
     print(f"a new process ({options.processes}, after one that filled the disk cache where it can be filled)")
     for number, name in enumerate(STAGES.split(", ")):
         values = [result["times"][number] for result in results if number < len(result["times"])]
         if values:
             print(f"  {name:24} {statistics.median(values):9.2f}   worst {max(values):9.2f}")
+    if not options.target:  # with no GPU the library does not start
+        alone = new_processes(options.processes, LIBRARY_CHILD, **{FROST_ENV: "0"})
+        print(f"  {'graph to plans, no frost':24} {statistics.median(alone):9.2f}   worst {max(alone):9.2f}")
     print(f"  loaded: {', '.join(results[-1]['modules']) or 'no DSL'}; cache {results[-1]['cache']}")
     return 0
 
