@@ -174,10 +174,10 @@ def _ds_seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKno
 def makespan(jobs: Sequence[float], repeats: float, workers: int, group: int) -> float:
     """Time to run every job `repeats` times on the workers, handed out as workers come free: `group` of each job, then
     of the next, and so on (device/scheduler.py)."""
-    if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
-        return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
     if min(jobs) == max(jobs):
         return -(-round(len(jobs) * repeats) // workers) * jobs[0]
+    if len(jobs) * repeats > EXACT_SCHEDULE_CTAS:  # at the end, the last jobs leave workers idle for half their time
+        return max(sum(jobs) * repeats / workers + jobs[-1] / 2, max(jobs))
     free = [0.0] * workers
     left = round(repeats)
     while left > 0:

@@ -16,10 +16,11 @@ from .plan import key_group_of, knobs_of
 from .target import Target
 from .workspace import ds_region_bytes
 
-RELAY_SLOWDOWN = {32: 1.1, 64: 1.1, 128: 1.2, 192: 1.65, 256: 1.4}
-"""Of the relay against atomic adds, by native head dim of the scores."""
-RELAY_WALK_SLOWDOWN = 1.75
-"""The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
+RELAY_SLOWDOWN = {32: 1.1, 64: 1.2, 128: 1.2, 192: 1.65, 256: 1.4}
+"""Of the relay against atomic adds, by native head dim of the scores. At 64: 1.1 at S 2048, 1.2 at 16384."""
+RELAY_WALK_SLOWDOWN = {"full": 1.04, "causal": 1.75}
+"""The same where a CTA walks several heads, by mask: each head has few CTAs at a time, which then wait little for each
+other, but under a causal mask for the longest one, head after head."""
 DS_STORE_MEASURED = {
     (64, 64, "window"): 0.94,
     (128, 128, "full"): 0.95,
@@ -35,6 +36,8 @@ DS_STORE_MEASURED = {
 native head dims and mask."""
 DS_STORE_TIE = 1.01
 """Elsewhere: a tie goes to a route that needs less memory than stored dS."""
+WALK_TIE = 1.01
+"""Of walks that take the same, the longest needs the fewest fp32 parts."""
 
 
 def offered_modes(facts: BwdFacts, target: Target) -> tuple[ReductionMode, ...]:
@@ -53,7 +56,8 @@ def ranked_knobs(facts: BwdFacts, target: Target) -> tuple[BwdKnobs, ...]:
         for mode in modes:
             walks = [knobs_of(tile, heads, mode) for heads in _walks(facts, target, mode)]
             timed = [(_seconds(facts, tile, target, knobs), knobs) for knobs in walks]
-            best = min(timed, key=lambda entry: entry[0])  # the longest walk of equals
+            least = min(seconds for seconds, _ in timed)
+            best = next(entry for entry in timed if entry[0] <= WALK_TIE * least)
             ranked += dict.fromkeys((best, timed[0]))
     return tuple(knobs for _, knobs in sorted(ranked, key=lambda entry: entry[0]))
 
@@ -70,8 +74,8 @@ def _seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs)
     seconds = chain_seconds(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.RELAY:
         bounded = effective_bounds(facts)[1] is not None
-        waits = knobs.heads_per_cta > 1 and bounded
-        seconds *= RELAY_WALK_SLOWDOWN if waits else RELAY_SLOWDOWN[tile.headdim_qk]
+        walk_slowdown = RELAY_WALK_SLOWDOWN["causal" if bounded else "full"]
+        seconds *= RELAY_SLOWDOWN[tile.headdim_qk] if knobs.heads_per_cta == 1 else walk_slowdown
         seconds *= 1.0 if bounded else 1.0 + _turns_before_the_first(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.DS_STORE:
         seconds *= DS_STORE_MEASURED.get((tile.headdim_qk, tile.headdim_v, _mask(facts)), DS_STORE_TIE)

@@ -6,18 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_frost_sm120.bench.cells import D128, D128_GROUPED, D192, D192_128, D256, D256_GROUPED, Cell
+from cudnn_frost_sm120.bench.cells import (
+    D64,
+    D64_GROUPED,
+    D128,
+    D128_GROUPED,
+    D192,
+    D192_128,
+    D256,
+    D256_GROUPED,
+    Cell,
+)
 from cudnn_frost_sm120.cost import bytes_per_second, rates_of
 from cudnn_frost_sm120.heuristics import ranked_knobs
 from cudnn_frost_sm120.knobs import ReductionMode
 from cudnn_frost_sm120.target import Target
 
 STAND_IN = Target("sm_90", "sm_90a", 0, 132)
-ATOMIC, STORED = ReductionMode.ATOMIC, ReductionMode.DS_STORE
+ATOMIC, STORED, RELAY = ReductionMode.ATOMIC, ReductionMode.DS_STORE, ReductionMode.RELAY
 TIMED = [  # (cell, the faster of atomic adds and stored dS, time of stored dS over that of atomic adds)
     (Cell(64, 64, 2, 32, 32, 4096, False), ATOMIC, 1.11),
     (Cell(64, 64, 2, 32, 32, 4096), ATOMIC, 1.12),
-    (Cell(64, 64, 1, 64, 8, 8192, False), ATOMIC, 1.03),
+    (Cell(64, 64, 1, 64, 8, 8192, False), ATOMIC, 1.07),
+    (Cell(64, 64, 8, 16, 16, 512, False), ATOMIC, 1.14),
     (Cell(*D128, 2048, False), STORED, 0.95),
     (Cell(*D128, 4096, False), STORED, 0.96),
     (Cell(*D128, 8192, False), STORED, 0.96),
@@ -70,12 +81,43 @@ def test_the_faster_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: fl
     assert {ATOMIC, STORED} <= set(ranked)
 
 
-@pytest.mark.parametrize(("causal", "stored", "relay"), [(False, 1.03, 1.16), (True, 1.07, 1.12)])
-def test_the_faster_deterministic_way_ranks_first(causal: bool, stored: float, relay: float) -> None:
-    """D64; times over those of atomic adds"""
-    facts = Cell(64, 64, 2, 32, 32, 4096, causal, deterministic=True).facts()
-    first = ranked_knobs(facts, STAND_IN)[0]
-    assert first.reduction_mode is STORED, f"stored dS took {stored} of the time of atomic adds, the relay {relay}"
+DETERMINISTIC = [  # (cell, the faster of stored dS and the relay, time of stored dS over that of the relay)
+    (Cell(*D64, 4096, False), STORED, 1.00),
+    (Cell(*D64, 4096), STORED, 0.96),
+    (Cell(*D64, 8192, False), STORED, 0.98),
+    (Cell(*D64, 16384, False), STORED, 0.90),
+    (Cell(*D64, 16384), STORED, 0.94),
+    (Cell(*D64_GROUPED, 2048), STORED, 0.87),
+    (Cell(*D64_GROUPED, 4096, False), RELAY, 1.06),
+    (Cell(*D64_GROUPED, 8192, False), RELAY, 1.09),
+    (Cell(*D64_GROUPED, 16384, False), RELAY, 1.04),
+]
+
+
+@pytest.mark.parametrize(("cell", "faster", "ratio"), DETERMINISTIC, ids=lambda value: getattr(value, "name", None))
+def test_the_faster_deterministic_way_ranks_first(cell: Cell, faster: ReductionMode, ratio: float) -> None:
+    first = ranked_knobs(replace(cell, deterministic=True).facts(), STAND_IN)[0]
+    assert first.reduction_mode is faster, f"{cell.name}: stored dS took {ratio} of the time of the relay"
+
+
+WALKS = [  # (cell, query heads of a group that a CTA walks in the fastest plan, time of the longest walk over its own)
+    (Cell(64, 64, 2, 64, 8, 4096, window=1024), 4, 1.03),
+    (Cell(128, 128, 2, 64, 8, 4096, window=1024), 4, 1.05),
+    (Cell(128, 128, 1, 64, 8, 4096, window=1024), 2, 1.03),
+    (Cell(64, 64, 2, 64, 8, 4096, window=128), 8, 1.00),
+    (Cell(128, 128, 2, 64, 8, 4096, window=128), 8, 1.00),
+    (Cell(*D64_GROUPED, 2048), 4, 1.52),
+    (Cell(*D64_GROUPED, 16384, False), 8, 1.00),
+    (Cell(*D128_GROUPED, 4096, False), 8, 1.00),
+    (Cell(*D256_GROUPED, 2048), 2, 3.43),
+    (Cell(*D256_GROUPED, 4096, False), 8, 1.00),
+]
+
+
+@pytest.mark.parametrize(("cell", "heads", "ratio"), WALKS, ids=lambda value: getattr(value, "name", None))
+def test_the_faster_walk_ranks_first(cell: Cell, heads: int, ratio: float) -> None:
+    first = ranked_knobs(cell.facts(), STAND_IN)[0]
+    assert first.heads_per_cta == heads, f"{cell.name}: the longest walk took {ratio} of the time"
 
 
 def test_the_relay_is_not_first_where_a_head_has_the_gpu_to_itself() -> None:
