@@ -18,9 +18,11 @@ from .workspace import ds_region_bytes
 
 RELAY_SLOWDOWN = {32: 1.1, 64: 1.2, 128: 1.2, 192: 1.65, 256: 1.4}
 """Of the relay against atomic adds, by native head dim of the scores. At 64: 1.1 at S 2048, 1.2 at 16384."""
-RELAY_WALK_SLOWDOWN = {"full": 1.04, "causal": 1.75}
-"""The same where a CTA walks several heads, by mask: each head has few CTAs at a time, which then wait little for each
-other, but under a causal mask for the longest one, head after head."""
+RELAY_WALK_SLOWDOWN = 1.75
+"""The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
+RELAY_WALK_SHARE = 0.25
+"""Of `RELAY_SLOWDOWN`, what is left of the slowdown where a CTA walks several heads with no right bound: few CTAs of a
+head run at a time, and wait for each other."""
 DS_STORE_MEASURED = {
     (64, 64, "window"): 0.94,
     (128, 128, "full"): 0.95,
@@ -74,8 +76,10 @@ def _seconds(facts: BwdFacts, tile: TileConfig, target: Target, knobs: BwdKnobs)
     seconds = chain_seconds(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.RELAY:
         bounded = effective_bounds(facts)[1] is not None
-        walk_slowdown = RELAY_WALK_SLOWDOWN["causal" if bounded else "full"]
-        seconds *= RELAY_SLOWDOWN[tile.headdim_qk] if knobs.heads_per_cta == 1 else walk_slowdown
+        slowdown = RELAY_SLOWDOWN[tile.headdim_qk]
+        if knobs.heads_per_cta > 1:
+            slowdown = RELAY_WALK_SLOWDOWN if bounded else 1 + RELAY_WALK_SHARE * (slowdown - 1)
+        seconds *= slowdown
         seconds *= 1.0 if bounded else 1.0 + _turns_before_the_first(facts, tile, target, knobs)
     if knobs.reduction_mode is ReductionMode.DS_STORE:
         seconds *= DS_STORE_MEASURED.get((tile.headdim_qk, tile.headdim_v, _mask(facts)), DS_STORE_TIE)

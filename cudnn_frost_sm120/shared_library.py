@@ -31,7 +31,7 @@ def link(obj: Path) -> Path | None:
         return found
     from cutlass.cute.runtime import find_runtime_libraries
 
-    libraries = [Path(path).resolve() for path in find_runtime_libraries(enable_tvm_ffi=True)]
+    libraries = [Path(path).absolute() for path in find_runtime_libraries(enable_tvm_ffi=True)]
     try:
         with tempfile.TemporaryDirectory(dir=obj.parent, prefix=".link.") as folder:
             made = Path(folder) / "library"
