@@ -6,7 +6,6 @@ entries of it. To name the environment it imports cutlass, so it is asked only w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from functools import cached_property
@@ -31,29 +30,26 @@ def install(name: KernelName, device: int | None) -> Path | None:
     stored = kernel_store.read(name) if device is not None and seed is not None else None
     if stored is None or seed is None:
         return None
-    environment = compiled_cache.environment_manifest(device)
-    # The cache finds an entry by a digest of this, and then compares its whole key: a wrong one is a miss.
-    identity = "|".join(name)
-    described = {
-        "environment": environment,
-        "entry": hashlib.sha256(identity.encode()).hexdigest()[:24],
-        "record": {
-            "schema": compiled_cache._SCHEMA,
-            "key": name.key,
-            "symbol": name.symbol,
-            "wrapper": {
-                "arg_names": stored.arguments,
-                "arg_defaults": [],
-                "kwonly_names": [],
-                "kwonly_defaults": {},
-            },
-        },
-    }
     try:
-        if not seed(described, stored.contents, device=device):
-            return None
-        return compiled_cache._entry_dir(compiled_cache.get_cache_dir(), environment, identity)
-    except OSError as error:
+        environment = compiled_cache.environment_manifest(device)
+        entry: Path = compiled_cache._entry_dir(compiled_cache.get_cache_dir(), environment, "|".join(name))
+        described = {
+            "environment": environment,
+            "entry": entry.name,
+            "record": {
+                "schema": compiled_cache._SCHEMA,
+                "key": name.key,
+                "symbol": name.symbol,
+                "wrapper": {
+                    "arg_names": stored.arguments,
+                    "arg_defaults": [],
+                    "kwonly_names": [],
+                    "kwonly_defaults": {},
+                },
+            },
+        }
+        return entry if seed(described, stored.contents, device=device) else None
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         _LOG.warning("the compiled cache does not take %s: %s", name.symbol, error)
         return None
 

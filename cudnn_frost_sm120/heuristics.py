@@ -21,8 +21,8 @@ RELAY_SLOWDOWN = {32: 1.1, 64: 1.2, 128: 1.2, 192: 1.65, 256: 1.4}
 RELAY_WALK_SLOWDOWN = 1.75
 """The same where a CTA walks several heads of a causal mask: it waits, head after head, for the longest one."""
 RELAY_WALK_SHARE = 0.25
-"""Of `RELAY_SLOWDOWN`, what is left of the slowdown where a CTA walks several heads with no right bound: few CTAs of a
-head run at a time, and wait for each other."""
+"""What is left of the slowdown in `RELAY_SLOWDOWN` where a CTA walks several heads with no right bound: few CTAs of a
+head run at a time, and wait little for each other."""
 DS_STORE_MEASURED = {
     (64, 64, "window"): 0.94,
     (128, 128, "full"): 0.95,
